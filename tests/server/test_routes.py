@@ -24,6 +24,7 @@ READS = {
     "/sessions/{session}/turns": "/sessions/{agent}-1/turns",
     "/sessions/{session}/hot-state": "/sessions/{agent}-1/hot-state",
     "/inbox": "", "/needs": "", "/notices": "", "/decisions": "", "/halts": "", "/budgets": "", "/policy": "",
+    "/prices": "",
     "/agents/{agent}/backtest": "/agents/{agent}/backtest?cap=5", "/agents/{agent}/policy": "/agents/{agent}/policy",
     "/spending": "/spending?since=0&until=9000000000000000",
     "/triggers": "", "/findings": "", "/proposals": "", "/rules": "", "/audit": "/audit?until=9000000000000000",

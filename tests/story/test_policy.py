@@ -194,6 +194,24 @@ async def test_an_agent_of_a_program_is_bound_too(here: Place) -> None:
     assert [brake.name for brake in result.receipt.brakes] == ["buy"]
 
 
+async def test_a_price_of_a_program_that_the_store_overrides_is_said_with_the_command_that_changes_it(
+    here: Place,
+) -> None:
+    def make_agent(**price: float) -> Agent:
+        model = Scripted([says("Done.")], SystemClock(), ModelName("openai", "gpt-4o"))
+        fleet = {"models": {"openai:gpt-4o": {"price": price}}}
+        return Agent("desk", store=here.store, settings=here.settings(), model=model, fleet=fleet)
+
+    await make_agent(input=5, output=9).run("go")
+    with pytest.warns(PolicyWarning) as warned:
+        await make_agent(input=1, output=2).run("go")
+    assert str(warned[0].message) == (
+        "This store's policy applies instead of the agent's fleet to models.openai:gpt-4o.price ($5 in, $9 out, not $1 "
+        "in, $2 out). To change the store's policy, write the keys of the agent's fleet into a halter.yaml, and run: "
+        "halter policy apply halter.yaml"
+    )
+
+
 class Shell:
     """Somebody who types commands, in folders of their own, on one store."""
 

@@ -375,10 +375,8 @@ def check_prices(now: int, fetched: "FetchedPrices | None" = None) -> Check:
 def _check_fetched_prices(now: int, fetched: "FetchedPrices") -> Check:
     sentence = f"The price table was fetched from {fetched.source} {max(0, now - fetched.at) // DAY} days ago"
     if fetched.waiting:
-        count, verb = (
-            format_count(len(fetched.waiting), "lower price"),
-            "waits" if len(fetched.waiting) == 1 else "wait",
-        )
+        count = format_count(len(fetched.waiting), "lower price")
+        verb = "waits" if len(fetched.waiting) == 1 else "wait"
         return warn_check("prices", f"{sentence}. {count} in it {verb} for your yes: see `halter prices`.")
     if now - fetched.at > MAX_PRICES_AGE_DAYS * DAY:
         return warn_check("prices", f"{sentence}. Update it with `halter prices update`.")

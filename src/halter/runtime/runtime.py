@@ -84,8 +84,14 @@ class EffectivePolicy(msgspec.Struct, frozen=True):
                 f"{file} is stricter than this store's policy, and applies to this process, "
                 f"in {_describe_pairs(stricter_differences)}."
             )
-        if texts:
+        if texts and self.local_file.source_map.lines:
             texts.append(f"To make {file} the store's policy, run: halter policy apply {file}")
+        elif texts:
+            # A program's keys are in no file.
+            texts.append(
+                f"To change the store's policy, write the keys of {file} into a halter.yaml, and run: "
+                "halter policy apply halter.yaml"
+            )
         return " ".join(texts)
 
     def describe_adoption(self) -> str:
@@ -430,7 +436,7 @@ async def update_prices(app: Runtime, by: str) -> PricesChanged | None:
         fetched = await asyncio.to_thread(add_file, current, data, address, app.clock.now())
     except ConfigError as error:
         raise ConfigError(f"The price table was not updated, and the prices in force stay. {error}") from None
-    return await _keep_prices(app, fetched, pinned, by)
+    return await _commit_prices(app, fetched, pinned, by)
 
 
 def describe_price_update(event: PricesChanged) -> str:
@@ -449,10 +455,10 @@ async def accept_prices(app: Runtime, by: str, reason: str) -> PricesChanged | N
     pinned, current = app.prices.pinned, app.prices.read()
     if current is None:
         return None
-    return await _keep_prices(app, accept_file(current, app.clock.now()), pinned, by, accepted=True, reason=reason)
+    return await _commit_prices(app, accept_file(current, app.clock.now()), pinned, by, accepted=True, reason=reason)
 
 
-async def _keep_prices(
+async def _commit_prices(
     app: Runtime, fetched: "FetchedPrices", replaces: str, by: str, *, accepted: bool = False, reason: str = ""
 ) -> PricesChanged | None:
     store = app.patient()
