@@ -1,7 +1,7 @@
 """Guard a LangChain agent: `create_agent` with one more argument.
 
 ```python
-agent = create_agent("openai:gpt-5-mini", tools=[pay], guard=Guard("runs.db", agent="desk", max_cost_usd=1.00))
+agent = create_agent("openai:gpt-6-luna", tools=[pay], guard=Guard("runs.db", agent="desk", max_cost_usd=1.00))
 result = await agent.ainvoke({"messages": [{"role": "user", "content": "Pay the bill."}]})
 ```
 

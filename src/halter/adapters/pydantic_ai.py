@@ -1,7 +1,7 @@
 """Guard a Pydantic AI agent.
 
 ```python
-agent = guard(Agent("openai:gpt-5-mini", tools=[pay]), guard=Guard("runs.db", agent="desk", max_cost_usd=1.00))
+agent = guard(Agent("openai:gpt-6-luna", tools=[pay]), guard=Guard("runs.db", agent="desk", max_cost_usd=1.00))
 result = await agent.run("Pay the bill.")
 ```
 

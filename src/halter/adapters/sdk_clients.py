@@ -3,7 +3,7 @@
 ```python
 async with Guard("runs.db", agent="desk", max_cost_usd=1.00) as halter, halter.session("Answer the mail.") as session:
     client = session.model(AsyncAnthropic())
-    answer = await client.messages.create(model="claude-sonnet-4-5", max_tokens=500, messages=[...])
+    answer = await client.messages.create(model="claude-sonnet-5-5", max_tokens=500, messages=[...])
 ```
 
 The result is the same client with another transport. Each attempt of each request, streamed or not, is held before it

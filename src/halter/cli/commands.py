@@ -236,7 +236,7 @@ def _root(
 
 
 EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
-    "init": ("halter init night-watch", "halter init writer --model openai:gpt-5-mini"),
+    "init": ("halter init night-watch", "halter init writer --model openai:gpt-6-luna"),
     "run": ('halter run clerk "What is 17 * 23?"', 'halter run clerk "hello" --json'),
     "chat": ("halter chat clerk",),
     "play": ("halter play clerk/welcome.yaml --input who=Ada",),

@@ -219,10 +219,10 @@ SCALAR_FORMS: Final[Mapping[str, ScalarForm]] = MappingProxyType(
         "zone": ScalarForm(_zone, "a time zone, as in Europe/Berlin", {"type": "string"}),
         "name": _pattern_form(_NAME, "a name of up to 64 letters, digits, - and _"),
         "host": ScalarForm(_host, "a host, as in api.example.com, *.example.com or * for all", {"type": "string"}),
-        "models": ScalarForm(_models, "a model, as in anthropic:claude-sonnet-4-5 or anthropic:*", {"type": "string"}),
+        "models": ScalarForm(_models, "a model, as in anthropic:claude-sonnet-5-5 or anthropic:*", {"type": "string"}),
         "model": ScalarForm(
             _model,
-            "one model, as in anthropic:claude-sonnet-4-5, or scripted or reflex",
+            "one model, as in anthropic:claude-sonnet-5-5, or scripted or reflex",
             _text(_ONE_MODEL),
         ),
         "window": ScalarForm(

@@ -48,7 +48,7 @@ limits:
 """
 
 _REFLEX_MODEL_LINES: Final = """\
-model: reflex  # rules, without network or cost; replace it with a model, for example openai:gpt-5-mini
+model: reflex  # rules, without network or cost; replace it with a model, for example openai:gpt-6-luna
 
 reflex:  # the first rule whose condition (`when`) holds answers; this one has none
   - say: Hello. I answer by rules. Set a model in agent.yaml.

@@ -93,7 +93,7 @@ class ModelName(msgspec.Struct, frozen=True):
         if match is None:
             raise ValueError(
                 f"{text!r} does not name a provider and a model. "
-                "Write provider:model, as in anthropic:claude-sonnet-4-5."
+                "Write provider:model, as in anthropic:claude-sonnet-5-5."
             )
         return cls(match[1], match[2])
 

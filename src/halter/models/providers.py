@@ -457,7 +457,7 @@ def _find_models(providers: "list[Seller]", sellers: "Sequence[Seller]", spellin
 def list_spellings(model: ModelName) -> Iterator[tuple[str, str]]:
     """List the spellings of a model at gateways, each with its seller, if any.
 
-    Gateways put the seller before the model, and sometimes a tag after it, as in `openai/gpt-5:latest`.
+    Gateways put the seller before the model, and sometimes a tag after it, as in `openai/gpt-6-sol:latest`.
     """
     segments = [model.provider, *model.model.split("/")]
     splits = [

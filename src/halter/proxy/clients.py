@@ -60,29 +60,32 @@ export LLM_API_KEY={key}
 # In a program: LLM(model="openai/{model}", base_url="{base}", api_key="{key}")
 """
 
+CHAT_TOOL_MODEL: Final = "gpt-5.5"
+"""The newest model of OpenAI that calls functions over Chat Completions while it reasons."""
+
 SETUPS: Final[Mapping[ClientName, ClientSetup]] = MappingProxyType(
     {
         "claude": ClientSetup(
             MESSAGES, "claude-haiku-5-5", "export ANTHROPIC_BASE_URL={root}\nexport ANTHROPIC_API_KEY={key}\n"
         ),
-        "codex": ClientSetup(RESPONSES, "gpt-5", _CODEX, "$CODEX_HOME/config.toml; then: export HALTER_KEY={key}"),
+        "codex": ClientSetup(RESPONSES, "gpt-6-sol", _CODEX, "$CODEX_HOME/config.toml; then: export HALTER_KEY={key}"),
         "aider": ClientSetup(
             CHAT,
-            "gpt-5",
+            "gpt-6-sol",
             "export OPENAI_API_BASE={base}\nexport OPENAI_API_KEY={key}\n"
             "export ANTHROPIC_BASE_URL={root}\nexport ANTHROPIC_API_KEY={key}\n",
         ),
-        "opencode": ClientSetup(CHAT, "gpt-5", _OPENCODE, "opencode.json"),
-        "openhands": ClientSetup(CHAT, "gpt-5", _OPENHANDS),
+        "opencode": ClientSetup(CHAT, CHAT_TOOL_MODEL, _OPENCODE, "opencode.json"),
+        "openhands": ClientSetup(CHAT, CHAT_TOOL_MODEL, _OPENHANDS),
         "llm": ClientSetup(
             CHAT,
-            "gpt-4o-mini",
+            "gpt-6-luna",
             "export OPENAI_BASE_URL={base}\nexport OPENAI_API_KEY={key}\n"
             "export ANTHROPIC_BASE_URL={root}\nexport ANTHROPIC_API_KEY={key}\n",
         ),
         "langchain": ClientSetup(
             CHAT,
-            "gpt-5",
+            CHAT_TOOL_MODEL,
             "export OPENAI_BASE_URL={base}\nexport OPENAI_API_KEY={key}\n"
             "export ANTHROPIC_BASE_URL={root}\nexport ANTHROPIC_API_KEY={key}\n",
         ),

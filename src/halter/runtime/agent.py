@@ -1,7 +1,7 @@
 """An agent as an object, for programs.
 
 ```python
-agent = Agent("desk", model="anthropic:claude-sonnet-4-5", store="runs.db", instructions="You keep the desk.")
+agent = Agent("desk", model="anthropic:claude-sonnet-5-5", store="runs.db", instructions="You keep the desk.")
 
 @agent.tool(level="SAFE", effect="read")
 async def weather(city: str) -> str: ...

@@ -202,7 +202,7 @@ class AgentContext(msgspec.Struct, frozen=True, dict=True):
         if not settings.model:
             raise ConfigError(
                 f"{self.agent.policy.name} has no model. Set `model: provider:model` in its agent.yaml, as in "
-                "model: anthropic:claude-sonnet-4-5."
+                "model: anthropic:claude-sonnet-5-5."
             )
         for name in (settings.model, *settings.fallback_models, *settings.model_for.values()):
             self.models.get(name)

@@ -84,7 +84,7 @@ class EvalFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     cases: tuple[EvalCase, ...]
     max_cost_usd: Annotated[Dollars, Meta(description="Maximum cost of all cases together.")]
     parallel: Annotated[int, Meta(ge=1, le=MAX_PARALLEL, description="Maximum number of concurrent cases.")] = 4
-    judge_model: Annotated[str, Meta(description="Model of the judge, such as openai:gpt-5-mini.")] = ""
+    judge_model: Annotated[str, Meta(description="Model of the judge, such as openai:gpt-6-luna.")] = ""
 
 
 class EvalOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,7 +142,7 @@ def parse_evals(document: Document) -> EvalFile:
         if case.expect.judge and not file.judge_model:
             at = ("cases", number, "expect", "judge")
             raise source_map.error_at(
-                at, "`judge` needs a model. Set it at the top level, such as `judge_model: openai:gpt-5-mini`."
+                at, "`judge` needs a model. Set it at the top level, such as `judge_model: openai:gpt-6-luna`."
             )
     if not file.cases:
         raise source_map.error_at(("cases",), "There are no cases.")
