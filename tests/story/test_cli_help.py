@@ -57,8 +57,11 @@ BEFORE = {
 }
 """Only what was halted can be resumed, and only what was made revoked."""
 
-SERVED = {*EXAMPLES["proxy check"], *EXAMPLES["gateway"]}
-"""These need a proxy or MCP servers, and have tests of their own."""
+SERVED = {
+    *(*EXAMPLES["proxy check"], *EXAMPLES["gateway"]),
+    *(*EXAMPLES["prices"][1:], *EXAMPLES["prices update"], *EXAMPLES["prices accept"]),
+}
+"""These need a proxy, MCP servers or a published price table, and have tests of their own."""
 
 HEAVY = (
     "fastapi",
@@ -245,6 +248,7 @@ ANSWERS = [
     *("run clerk hello", "play clerk/welcome.yaml --input who=Ada", "init other", "export clerk-2 --output x.jsonl"),
     *("approve clerk-1.1/approval", "deny clerk-1.1/approval", "budget raise fleet 30", "budget lower fleet 3"),
     *("rules end r1", "rules offer clerk-1.1/approval", "store", "store accept --yes"),
+    *("prices", "prices show"),
     *("policy", "policy show", "policy apply fleet/halter.yaml --yes"),
     *("policy backtest --agent clerk --cap 1", "policy suggest --agent clerk"),
     "policy diff fleet/halter.yaml fleet/halter.yaml",
@@ -267,7 +271,7 @@ def test_an_answer_in_json_is_json_and_nothing_else(home: Path, line: str) -> No
 def test_every_command_that_answers_once_has_its_json_tested() -> None:
     texts = {name for name in ALL for line in ANSWERS if f"{line} ".startswith(f"{name} ")}
     hooks = {"hook install", "hook uninstall", "hook status", "hook serve"}
-    proxied = {"proxy check", "keys revoke", "channels unpair"}
+    proxied = {"proxy check", "keys revoke", "channels unpair", "prices update", "prices accept"}
     endless = {"up", "worker", "serve", "gateway", "tail", "chat", "demo", "resume"}
     assert set(ALL) - texts - hooks - proxied == endless
 

@@ -188,7 +188,10 @@ def update(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
 
 _prices = command(
     money.read_prices,
-    """Show the price tables in force, the changes of the newest one, and the lower prices that wait for your yes.""",
+    """Show the price tables in force, and the lower prices that wait for your yes.
+
+    A fetched table counts beside the bundled one: of each model the higher price, until you accept the newest table.
+    """,
     build_prices_sheet,
     despite_doubt=True,
     allow_missing=True,
