@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -35,6 +36,12 @@ from tests.story.loops import says
 
 OPUS = "claude-opus-5-5"
 """$4 in, $20 out in the bundled table."""
+CLERK = """
+name: clerk
+model: reflex
+reflex: [{yield: {mode: sleep, sleep: 10m, reason: nothing to do}}]
+autonomy: {enabled: true}
+"""
 
 
 class Publisher(ThreadingHTTPServer):
@@ -292,6 +299,30 @@ def test_a_person_updates_the_prices_is_shown_what_waits_and_accepts_it(tmp_path
     publisher.body = b"[]"
     code, _, errors = type_command(tmp_path, "prices", "update")
     assert (code, "was not updated" in errors) == (3, True)
+
+
+@pytest.mark.parametrize("words", [("proxy", "--listen", "127.0.0.1:0"), ("up", "clerk")], ids=["proxy", "up"])
+@pytest.mark.parametrize("update", ["daily", "never"])
+def test_what_runs_unattended_fetches_prices_only_where_the_file_says_so(
+    tmp_path: Path, publisher: Publisher, words: tuple[str, ...], update: str
+) -> None:
+    (tmp_path / "clerk").mkdir()
+    (tmp_path / "clerk" / "agent.yaml").write_text(CLERK)
+    (tmp_path / "halter.yaml").write_text(f"prices: {{update: {update}, url: '{publisher.url}'}}\n")
+    publisher.publish({OPUS: (5, 20)})
+    type_command(tmp_path, "on", "clerk")
+    values = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "HALTER_PERSON": "ada", "ANTHROPIC_API_KEY": "sk-x"}
+    with Halter(words, env=values, cwd=tmp_path) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline()
+        for _ in range(200 if update == "daily" else 3):
+            if json.loads(type_command(tmp_path, "prices", "--json")[1]).get("digest"):
+                break
+        program.send_signal(signal.SIGINT)
+        program.communicate(timeout=60)
+    assert publisher.visits == (1 if update == "daily" else 0)
+    raised = json.loads(type_command(tmp_path, "prices", "--json")[1])["raised"]
+    assert raised == ([f"anthropic:{OPUS}: input $4 → $5"] if update == "daily" else [])
 
 
 def test_the_address_of_the_prices_and_their_updates_stay_in_the_file_of_their_machine(tmp_path: Path) -> None:

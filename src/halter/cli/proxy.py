@@ -86,6 +86,9 @@ def serve_here(
     address = parse_listen_address(listen or DEFAULT_LISTEN, min_port=0)
 
     async def job(app: Runtime) -> None:
+        from halter.loop.session_runtime import run_together
+        from halter.runtime.worker import list_price_jobs
+
         require_person(app, "start the proxy")
         listener = listen_for_clients(app, address, anthropic or "anthropic", openai or "openai", beyond=beyond)
         if as_json:
@@ -101,7 +104,7 @@ def serve_here(
             print_sentence(
                 "Make a virtual key with `halter keys new --agent NAME`. Ctrl-C stops the proxy.", at_once=True
             )
-        await listener.serve(app)
+        await run_together([lambda: listener.serve(app), *list_price_jobs(app, warn)])
 
     run_with_app(store, job, new=True, runs_agents=True, until_interrupted=True, runs=PROXY_RESTART_HINT)
 

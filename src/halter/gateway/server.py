@@ -52,7 +52,7 @@ from halter.gateway.upstreams import Announcement, GatewayAgent, ListKind, LogNe
 from halter.guard.tool_door import Answer
 from halter.loop.session_runtime import cancel_and_wait
 from halter.runtime.agent_context import make_guard, models_of
-from halter.runtime.runtime import Runtime
+from halter.runtime.runtime import Runtime, follow_prices
 from halter.tools.function_tool import canonical_json
 from halter.tools.mcp import McpTerms
 from halter.tools.mcp_session import TASKS_EXTENSION
@@ -483,6 +483,7 @@ async def open_gateway(
     async with (
         models_of(app, owner.agent) as models,
         renew_leases(app.patient(), app.clock, worker, liveness=app.liveness),
+        follow_prices(app),
     ):
         terms = GatewayTerms(app, worker, owner, guard, models)
         gateway = Gateway(terms, lambda narrowed: Upstreams(app, narrowed, mcp_terms, report), identify, report)

@@ -69,9 +69,9 @@ from halter.runtime.worker import (
     WorkerState,
     erase_expired,
     ignore_pulse,
+    list_price_jobs,
     make_embedded_mode,
     read_retention,
-    update_prices_daily,
 )
 from halter.state import lifecycle
 
@@ -169,15 +169,12 @@ class Supervisor:
                 if age is None
                 else [lambda: erase_expired(self._app, age, lambda sentence: self._on_report("retention", sentence))]
             )
-            if self._app.fleet.spec.prices.update == "daily":
-                retention_jobs.append(
-                    lambda: update_prices_daily(self._app, lambda sentence: self._on_report("prices", sentence))
-                )
+            price_jobs = list_price_jobs(self._app, partial(self._on_report, "prices"))
             await stack.enter_async_context(follow_prices(self._app))
             dispatcher = self._mode.dispatch(self._sessions, self._worker_state.agents, self._worker_state.versions())
             jobs = [dispatcher.run, self._supervise_agents, self._drain]
             with suppress(Drained):
-                await run_together([*jobs, *outbox_jobs, *webhook_jobs, *retention_jobs])
+                await run_together([*jobs, *outbox_jobs, *webhook_jobs, *retention_jobs, *price_jobs])
         self._worker_state.require_clock()
 
     def drain(self) -> None:

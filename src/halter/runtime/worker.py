@@ -1,8 +1,9 @@
 """A process that runs agents: its sessions, its reports to other workers, and retention."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -378,6 +379,11 @@ async def erase_expired(app: Runtime, age: int, report: Callable[[str], None]) -
             if erased_sessions:
                 report(f"Erased the texts of {format_count(len(erased_sessions), 'session')}, as retention requires.")
         await app.clock.sleep(RETENTION_INTERVAL)
+
+
+def list_price_jobs(app: Runtime, report: Callable[[str], None]) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+    """List the job that updates prices, if the fleet's file asks for it."""
+    return [partial(update_prices_daily, app, report)] if app.fleet.spec.prices.update == "daily" else []
 
 
 async def update_prices_daily(app: Runtime, report: Callable[[str], None]) -> None:
