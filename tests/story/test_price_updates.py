@@ -4,8 +4,9 @@ import asyncio
 import json
 import os
 import signal
+import sqlite3
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -224,6 +225,21 @@ async def test_a_store_that_is_opened_again_keeps_its_prices_without_the_network
     async with open_runtime(settings) as app:
         assert find_input_price(app, OPUS) == 6
     assert publisher.visits == 1
+
+
+async def test_a_table_that_the_store_has_lost_leaves_no_price_in_force_until_it_is_fetched_again(
+    settings: Settings, publisher: Publisher
+) -> None:
+    publisher.publish({OPUS: (6, 20)})
+    async with open_runtime(settings) as app:
+        await money.update_prices(ada(app))
+    with closing(sqlite3.connect(settings.store)) as connection:
+        connection.execute("DELETE FROM blobs")
+        connection.commit()
+    async with open_runtime(settings) as app:
+        assert find_input_price(app, OPUS) is None
+        await money.update_prices(ada(app))
+        assert find_input_price(app, OPUS) == 6
 
 
 async def test_a_process_that_updates_daily_says_what_it_did_and_keeps_its_prices_when_that_fails(

@@ -1,4 +1,5 @@
 import json
+import zlib
 from decimal import Decimal
 from typing import Any
 
@@ -212,7 +213,7 @@ def test_a_pattern_of_a_file_is_matched_in_linear_time() -> None:
     assert find(fetched, "a" * 5_000) == (9, 9)
 
 
-def test_a_table_of_another_installed_version_counts_beside_the_accepted_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_of_another_installed_version_counts_beside_the_accepted_file() -> None:
     accepted = accept_file(add(None, make_entry(OPUS, 3, 20)), NOW)
     assert find(accepted, OPUS) == (3, 20)
     other_version = FetchedPrices(accepted.digest, "x", accepted.newest, NOW, accepted.accepted, bundled="0.0.1")
@@ -294,9 +295,10 @@ def test_a_file_that_is_too_large_is_refused() -> None:
         read_table(b"x" * (price_tables.MAX_FILE_SIZE + 1))
 
 
-def test_a_stored_table_that_cannot_be_read_leaves_no_model_with_a_price_that_may_be_too_low() -> None:
-    fetched = add(None, make_entry(OPUS, 6, 20))
-    spoiled = FetchedPrices(fetched.digest, "x", __import__("zlib").compress(b"[]"))
-    unpriced = PriceTables(spoiled).find(ModelName("anthropic", OPUS), None, MARGIN)
-    assert isinstance(unpriced, Unpriced)
-    assert "the fetched price table in the store cannot be used" in unpriced.sentence
+@pytest.mark.parametrize("newest", [b"", b"damaged", zlib.compress(b"[]")])
+def test_a_stored_table_that_cannot_be_read_leaves_no_model_with_a_price_that_may_be_too_low(newest: bytes) -> None:
+    spoiled = FetchedPrices("0" * 64, "example.com", newest)
+    for name in (OPUS, "claude-unheard-of"):
+        unpriced = Prices(listed=PriceTables(spoiled), guesses=True).find(ModelName("anthropic", name))
+        assert isinstance(unpriced, Unpriced)
+        assert "the fetched price table in the store cannot be used" in unpriced.sentence

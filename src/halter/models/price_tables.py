@@ -101,6 +101,10 @@ class FetchedPrices(msgspec.Struct, frozen=True):
     waiting: tuple[str, ...] = ()
 
 
+MISSING_PRICES: Final = FetchedPrices("", "", b"")
+"""A table that the store has lost: it may have had higher prices, so no model has a price."""
+
+
 class PriceTables:
     """The tables that are in force in this process. `edition` counts how often they changed."""
 
@@ -140,19 +144,15 @@ class _Layers:
 
     @cached_property
     def _newest(self) -> "list[Seller]":
-        return [] if self.fetched is None else read_table(zlib.decompress(self.fetched.newest))
+        return [] if self.fetched is None else _read_packed(self.fetched.newest)
 
     @cached_property
     def _accepted(self) -> "list[Seller]":
-        return (
-            []
-            if self.fetched is None or not self.fetched.accepted
-            else read_table(zlib.decompress(self.fetched.accepted))
-        )
+        return _read_packed(self.fetched.accepted) if self.fetched and self.fetched.accepted else []
 
     @cached_property
     def _kept(self) -> "list[Seller]":
-        return [] if self.fetched is None or not self.fetched.kept else read_table(zlib.decompress(self.fetched.kept))
+        return _read_packed(self.fetched.kept) if self.fetched and self.fetched.kept else []
 
     def list_tables(self) -> "Sequence[list[Seller]]":
         return [table for table in (self._accepted, read_bundled_table(), self._newest) if table]
@@ -180,6 +180,13 @@ class _Layers:
             return tariffs
         is_same_bundle = self.fetched is not None and self.fetched.bundled == version("genai-prices")
         return [accepted] if is_same_bundle else [accepted, *tariffs]
+
+
+def _read_packed(packed: bytes) -> "list[Seller]":
+    try:
+        return read_table(zlib.decompress(packed))
+    except zlib.error:
+        raise ConfigError("It is missing or damaged.") from None
 
 
 def make_prices(policy: ResolvedPolicy, listed: ListedPrices | None = None, default: UnknownPrice = "refuse") -> Prices:
@@ -321,7 +328,7 @@ def add_file(current: FetchedPrices | None, data: bytes, source: str, at: int) -
     bare = FetchedPrices(digest, source, packed, at, accepted, b"", bundled)
     kept = _pack_entries(_find_undercut(before, _Layers(bare), at)) if current else b""
     changes = _compare(before, table, at)
-    _reject_other_units(changes)
+    _reject_other_units(changes, at)
     return msgspec.structs.replace(
         bare,
         kept=kept,
@@ -447,11 +454,11 @@ def _pack_entries(entries: "Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]
     return zlib.compress(msgspec.json.encode(table)) if table else b""
 
 
-def _reject_other_units(changes: Iterable[PriceChange]) -> None:
+def _reject_other_units(changes: Iterable[PriceChange], at: int) -> None:
     ratios = [
-        change.after.find_rates(0, 0).plain / rate
+        change.after.find_rates(0, at).plain / rate
         for change in changes
-        if change.before is not None and (rate := change.before.find_rates(0, 0).plain)
+        if change.before is not None and (rate := change.before.find_rates(0, at).plain)
     ]
     if ratios and median(ratios) * OTHER_UNIT_FACTOR < 1:
         raise ConfigError(

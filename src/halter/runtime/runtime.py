@@ -245,7 +245,13 @@ class PriceSource:
         pins = await store.ask(Query("all_pins", PinRow))
         pinned = next((pin.digest for pin in pins if not pin.agent and pin.tool == PRICES_PIN), "")
         if pinned != self.pinned:
-            self._encoded, self.pinned = await store.get(Digest(pinned)), pinned
+            try:
+                self._encoded = await store.get(Digest(pinned))
+            except KeyError:
+                from halter.models.price_tables import MISSING_PRICES
+
+                self._encoded = msgspec.json.encode(MISSING_PRICES)
+            self.pinned = pinned
             if self._tables is not None:
                 self._tables.use(self.read())
 
@@ -409,7 +415,7 @@ async def follow_prices(app: Runtime) -> AsyncGenerator[None]:
 async def _follow_prices(app: Runtime) -> None:
     while True:
         await app.clock.sleep(PRICES_POLLING_INTERVAL)
-        with suppress(StoreError, KeyError):
+        with suppress(StoreError):
             await app.prices.refresh(app.store)
 
 
@@ -424,13 +430,15 @@ async def update_prices(app: Runtime, by: str) -> PricesChanged | None:
 
     What is new or higher counts from the next request on, in every process on the store.
     """
-    from halter.models.price_tables import add_file, fetch_file, find_default_url
+    from halter.models.price_tables import MISSING_PRICES, add_file, fetch_file, find_default_url
 
     address = value_or_default(_read_prices_spec(app).url, "") or find_default_url()
     try:
         data = await fetch_file(address)
         await app.prices.refresh(app.store)
         pinned, current = app.prices.pinned, app.prices.read()
+        if current == MISSING_PRICES:
+            current = None
         if current is not None and current.digest == hashlib.sha256(data).hexdigest():
             return None
         fetched = await asyncio.to_thread(add_file, current, data, address, app.clock.now())
