@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -79,15 +79,14 @@ class Publisher(ThreadingHTTPServer):
 
 
 class _Answer(BaseHTTPRequestHandler):
-    server: Publisher
-
     def do_GET(self) -> None:
-        self.server.visits += 1
-        self.send_response(self.server.status)
-        self.send_header("content-length", str(len(self.server.body)))
+        publisher = cast("Publisher", self.server)
+        publisher.visits += 1
+        self.send_response(publisher.status)
+        self.send_header("content-length", str(len(publisher.body)))
         self.send_header("location", "http://127.0.0.1:1/elsewhere")
         self.end_headers()
-        self.wfile.write(self.server.body)
+        self.wfile.write(publisher.body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         pass

@@ -1,7 +1,7 @@
 import json
 import zlib
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from genai_prices.data import providers
@@ -234,11 +234,11 @@ def dump_bundled() -> bytes:
 def encode(value: Any) -> Any:
     names = {"or_": "or", "and_": "and"}
     if isinstance(value, list):
-        return [encode(item) for item in value]
-    if hasattr(value, "__dict__"):
-        members = {names.get(name, name): encode(item) for name, item in vars(value).items() if item is not None}
-        return {name: item for name, item in members.items() if name != "extractors" and not name.startswith("_")}
-    return value
+        return [encode(item) for item in cast("list[Any]", value)]
+    if not hasattr(value, "__dict__"):
+        return value
+    members: dict[str, Any] = {name: item for name, item in vars(value).items() if item is not None}
+    return {names.get(name, name): encode(item) for name, item in members.items() if name != "extractors"}
 
 
 # Files that cannot be used
