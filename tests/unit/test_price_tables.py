@@ -237,7 +237,9 @@ def encode(value: Any) -> Any:
         return [encode(item) for item in cast("list[Any]", value)]
     if not hasattr(value, "__dict__"):
         return value
-    members: dict[str, Any] = {name: item for name, item in vars(value).items() if item is not None}
+    members: dict[str, Any] = {
+        name: item for name, item in cast("dict[str, Any]", vars(value)).items() if item is not None
+    }
     return {names.get(name, name): encode(item) for name, item in members.items() if name != "extractors"}
 
 
