@@ -224,6 +224,33 @@ def _message_events(_: Reports) -> Iterator[Mapping[str, Any]]:
     yield {"type": "message_stop"}
 
 
+def _response_report(output: int) -> dict[str, Any]:
+    details = {
+        "input_tokens_details": {"cached_tokens": CACHED},
+        "output_tokens_details": {"reasoning_tokens": max(output - len(ANSWER_PARTS), 0)},
+    }
+    counts = {"input_tokens": INPUT, "output_tokens": output, "total_tokens": INPUT + output}
+    return {"usage": {**counts, **details}}
+
+
+def _response_whole(status: str = "completed") -> dict[str, Any]:
+    content = [{"type": "output_text", "text": "".join(ANSWER_PARTS), "annotations": []}]
+    message = {"type": "message", "id": "msg", "role": "assistant", "status": "completed", "content": content}
+    head = {"id": "resp", "object": "response", "created_at": 1, "model": "m", "status": status, "output": [message]}
+    return {**head, "tools": [], "tool_choice": "auto", "parallel_tool_calls": True, **_response_report(OUTPUT)}
+
+
+def _response_events(_: Reports) -> Iterator[Mapping[str, Any]]:
+    opening = {**_response_whole("in_progress"), "output": [], "usage": None}
+    item, place = _response_whole()["output"][0], {"item_id": "msg", "output_index": 0, "content_index": 0}
+    yield {"type": "response.created", "sequence_number": 0, "response": opening}
+    yield {"type": "response.output_item.added", "sequence_number": 1, "output_index": 0, "item": item}
+    for number, word in enumerate(ANSWER_PARTS, start=2):
+        yield {"type": "response.output_text.delta", "sequence_number": number, **place, "delta": word}
+    yield {"type": "response.output_item.done", "sequence_number": 5, "output_index": 0, "item": item}
+    yield {"type": "response.completed", "sequence_number": 6, "response": _response_whole()}
+
+
 def _make_generated_report(output: int) -> dict[str, Any]:
     text_tokens = min(output, len(ANSWER_PARTS))
     counts = {"promptTokenCount": INPUT, "cachedContentTokenCount": CACHED, "totalTokenCount": INPUT + output}
@@ -244,19 +271,31 @@ def _make_generated_events(_: Reports) -> Iterator[Mapping[str, Any]]:
     yield _make_generated("", OUTPUT, "STOP")
 
 
-_EVENTS: Final = {"openai": _chat_events, "anthropic": _message_events, "google": _make_generated_events}
+_EVENTS: Final = {
+    "openai": _chat_events,
+    "responses": _response_events,
+    "anthropic": _message_events,
+    "google": _make_generated_events,
+}
 _WHOLE: Final = {
     "openai": _chat_whole,
+    "responses": _response_whole,
     "anthropic": _message_whole,
     "google": lambda: _make_generated("".join(ANSWER_PARTS), OUTPUT, "STOP"),
 }
-_REPORT: Final = {"openai": _chat_report, "anthropic": _message_report, "google": _make_generated_report}
+_REPORT: Final = {
+    "openai": _chat_report,
+    "responses": _response_report,
+    "anthropic": _message_report,
+    "google": _make_generated_report,
+}
 
 
 WIRES: Final[tuple[WireFormat, ...]] = get_args(WireFormat)
 STATUSES: Final = (307, 400, 401, 429, 500, 503, 529)
 LISTED: Final[Mapping[str, tuple[WireFormat, tuple[str, str]]]] = {
     "openai:gpt-4.1": ("openai", ("gpt-4.1", "openai")),
+    "openai:gpt-4.1-mini": ("responses", ("gpt-4.1-mini", "openai")),
     "gateway:openai/gpt-4.1": ("openai", ("gpt-4.1", "openai")),
     "gateway:gpt-4.1-2025-04-14": ("openai", ("gpt-4.1", "openai")),
     "gateway:anthropic/claude-opus-4-8": ("openai", ("claude-opus-4-8", "anthropic")),
@@ -273,7 +312,7 @@ CONCURRENCY: Final = 8
 SYSTEM: Final = "Be brief. " * 500
 """Long enough for the number of tokens that the provider reports."""
 
-_PATHS: Final[Mapping[WireFormat, str]] = {"openai": "/v1", "anthropic": "", "google": ""}
+_PATHS: Final[Mapping[WireFormat, str]] = {"openai": "/v1", "responses": "/v1", "anthropic": "", "google": ""}
 
 
 class ByAddress(Prices):

@@ -42,7 +42,7 @@ def test_the_two_books_are_compared_case_by_case(
 
 def test_a_stream_is_cut_at_every_event_of_every_wire_and_each_is_billed_in_full() -> None:
     cases = plan_cases()
-    for wire in ("openai", "anthropic", "google"):
+    for wire in ("openai", "responses", "anthropic", "google"):
         cut = {case.after for case in cases if (case.wire, case.act) == (wire, "cuts")}
         assert cut == set(range(len(events(wire, "each"))))
     assert {bill(case) for case in cases if case.act in ("cuts", "closes", "hangs", "resets", "shortens")} == {10_400}

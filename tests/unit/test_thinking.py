@@ -19,7 +19,7 @@ ACTED = (
 def settings(wire: Any, thinking: Any, prompt: Prompt, temperature: float | None = None) -> dict[str, Any]:
     habits = ModelHabits(temperature, thinking)
     model = WireModel(ModelName("house", "m"), wire, "http://127.0.0.1:9/v1", habits=habits)
-    return dict(model._request(prompt)["model_settings"])  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    return dict(model._request(prompt, {})["model_settings"])  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize("wire", ["openai", "google", "anthropic"])
@@ -40,6 +40,6 @@ def test_anthropic_is_not_asked_to_think_where_its_thoughts_are_missing_or_have_
 
 
 def test_a_model_that_thinks_chooses_its_own_temperature() -> None:
-    model_settings = make_model_settings(100, 0.5, "high", cache_points=False)
+    model_settings = make_model_settings(100, 0.5, "high")
     assert "temperature" not in model_settings
-    assert make_model_settings(100, 0.5, "off", cache_points=False).get("temperature") == 0.5
+    assert make_model_settings(100, 0.5, "off").get("temperature") == 0.5

@@ -1,4 +1,4 @@
-"""A provider of one's own: a real server on this machine that speaks all three wires, and every way of failing."""
+"""A provider of one's own: a real server on this machine that speaks all wires, and every way of failing."""
 
 import asyncio
 import itertools
@@ -14,6 +14,7 @@ from halter.core.messages import Message, Prompt, Reply, make_user_message
 from halter.core.tools import Permit, ToolSpec
 from halter.core.usage import ModelName
 from halter.models.wire import WireModel
+from tests.wires.openai_rules import object_to
 
 Finish = Literal["stop", "calls", "length", "filter"]
 Event = tuple[str, bytes]
@@ -23,6 +24,12 @@ KEY = "sk-made-up-1234567890"
 
 OPENAI_FINISH = {"stop": "stop", "calls": "tool_calls", "length": "length", "filter": "content_filter"}
 ANTHROPIC_FINISH = {"stop": "end_turn", "calls": "tool_use", "length": "max_tokens", "filter": "refusal"}
+RESPONSES_FINISH = {
+    "stop": ("completed", None),
+    "calls": ("completed", None),
+    "length": ("incomplete", "max_output_tokens"),
+    "filter": ("incomplete", "content_filter"),
+}
 GOOGLE_FINISH = {"stop": "STOP", "calls": "STOP", "length": "MAX_TOKENS", "filter": "SAFETY"}
 
 
@@ -45,6 +52,9 @@ class Answer:
 
     `until` cuts a stream after the first piece that brings it; `abort` then tears the connection, or else the stream
     ends as politely as if it were over. `reports` says where in a stream of OpenAI's protocol a usage stands.
+
+    `sealed` is encrypted reasoning, each before one of the text and the calls; `phase` belongs to the text. Only the
+    wire `responses` has them, and `refusal`, which is said in place of a text.
     """
 
     text: tuple[str, ...] = ()
@@ -56,6 +66,10 @@ class Answer:
     abort: bool = False
     hang: bool = False
     reports: Literal["last", "early", "each"] = "last"
+    sealed: tuple[str, ...] = ()
+    phase: str = ""
+    refusal: tuple[str, ...] = ()
+    written: int = 0
 
 
 @dataclass
@@ -93,6 +107,10 @@ class Provider:
         self.port = 0
         self.connections = 0
         self.key = KEY
+        self.strict = False
+        """Answer 400 where OpenAI's own API does."""
+        self.sealed: dict[str, str] = {}
+        """The encrypted reasoning that was given, and the model that can read it."""
         self._open: set[asyncio.StreamWriter] = set()
 
     def says(self, *text: str, calls: tuple[tuple[str, str, tuple[str, ...]], ...] = (), **fields: Any) -> None:
@@ -112,12 +130,17 @@ class Provider:
 
     def written(self, wire: str) -> bytes:
         """Write down what would be streamed, byte for byte."""
-        paths = {"openai": "/v1/chat/completions", "anthropic": "/v1/messages", "google": "/"}
+        paths = {
+            "openai": "/v1/chat/completions",
+            "responses": "/v1/responses",
+            "anthropic": "/v1/messages",
+            "google": "/",
+        }
         assert isinstance(self.answer, Answer)
         return b"".join(content for _, content in events(Asked(paths[wire], {}, {}), self.answer))
 
     def refuses(self, status: int, message: str = "No luck.", code: str = "", **headers: str) -> None:
-        """Answer with an error in a body that each of the three wires can read."""
+        """Answer with an error in a body that each of the wires can read."""
         error = {"message": message, "type": code or "some_error", "code": code or status, "status": code}
         self.sends(status, {"type": "error", "error": error}, **headers)
 
@@ -146,7 +169,14 @@ class Provider:
         if asked is None:
             return False
         self.asked.append(asked)
+        if self.strict and (objection := object_to(asked.path, asked.body, self.sealed)):
+            error = {"message": objection, "type": "invalid_request_error", "param": "input", "code": None}
+            writer.write(plain(Raw(400, json.dumps({"error": error}).encode())))
+            await writer.drain()
+            return True
         answer = self.line.pop(0) if self.line else self.answer
+        if isinstance(answer, Answer):
+            self.sealed |= dict.fromkeys(answer.sealed, asked.body.get("model", ""))
         if isinstance(answer, Raw):
             writer.write(plain(answer))
         elif streams(asked):
@@ -203,6 +233,8 @@ def plain(raw: Raw) -> bytes:
 def wire_of(asked: Asked) -> str:
     if asked.path.startswith("/v1/chat/completions"):
         return "openai"
+    if asked.path.startswith("/v1/responses"):
+        return "responses"
     return "anthropic" if asked.path.startswith("/v1/messages") else "google"
 
 
@@ -211,11 +243,23 @@ def streams(asked: Asked) -> bool:
 
 
 def whole(asked: Asked, answer: Answer) -> dict[str, Any]:
-    return {"openai": openai_whole, "anthropic": anthropic_whole, "google": google_whole}[wire_of(asked)](answer)
+    wholes = {
+        "openai": openai_whole,
+        "responses": responses_whole,
+        "anthropic": anthropic_whole,
+        "google": google_whole,
+    }
+    return wholes[wire_of(asked)](answer)
 
 
 def events(asked: Asked, answer: Answer) -> Iterator[Event]:
-    return {"openai": openai_events, "anthropic": anthropic_events, "google": google_events}[wire_of(asked)](answer)
+    streams_of = {
+        "openai": openai_events,
+        "responses": responses_events,
+        "anthropic": anthropic_events,
+        "google": google_events,
+    }
+    return streams_of[wire_of(asked)](answer)
 
 
 def sse(value: Any, name: str = "") -> bytes:
@@ -272,6 +316,101 @@ def openai_events(answer: Answer) -> Iterator[Event]:
         yield "usage", sse({**head, "choices": [], **openai_usage(answer)})
     if answer.finish:
         yield "done", sse("[DONE]")
+
+
+def responses_usage(answer: Answer) -> dict[str, Any] | None:
+    if answer.usage is None:
+        return None
+    read, written, cached = answer.usage
+    details = {"cached_tokens": cached, "cache_write_tokens": answer.written}
+    counts = {"input_tokens": read, "output_tokens": written, "total_tokens": read + written}
+    return {**counts, "input_tokens_details": details, "output_tokens_details": {"reasoning_tokens": written // 2}}
+
+
+def responses_items(answer: Answer) -> list[dict[str, Any]]:
+    """The output of an answer: its text and calls, each after the reasoning that belongs to it."""
+    said: list[dict[str, Any]] = []
+    if answer.text:
+        content = {"type": "output_text", "text": "".join(answer.text), "annotations": []}
+        said.append(
+            {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [content]}
+        )
+        if answer.phase:
+            said[0]["phase"] = answer.phase
+    if answer.refusal:
+        content = {"type": "refusal", "refusal": "".join(answer.refusal)}
+        said.append(
+            {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [content]}
+        )
+    said += [
+        {
+            "type": "function_call",
+            "id": f"fc_{number}",
+            "call_id": call.id,
+            "name": call.tool,
+            "arguments": "".join(call.arguments),
+            "status": "completed",
+        }
+        for number, call in enumerate(answer.calls)
+    ]
+    items: list[dict[str, Any]] = []
+    for number, seal in enumerate(answer.sealed or (("",) if answer.thoughts else ())):
+        summary = [{"type": "summary_text", "text": answer.thoughts}] if answer.thoughts and not number else []
+        reasoning = {"type": "reasoning", "id": f"rs_{number}", "summary": summary, "encrypted_content": seal or None}
+        items += [reasoning, *said[number : number + 1]]
+    return [*items, *said[max(len(answer.sealed), bool(answer.thoughts)) :]]
+
+
+def responses_whole(answer: Answer) -> dict[str, Any]:
+    status, reason = RESPONSES_FINISH[answer.finish] if answer.finish else ("in_progress", None)
+    head = {"id": "resp_1", "object": "response", "created_at": 1, "model": "m", "status": status, "error": None}
+    details = {"incomplete_details": {"reason": reason} if reason else None, "usage": responses_usage(answer)}
+    fixed = {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True}
+    return {**head, **fixed, **details, "output": responses_items(answer)}
+
+
+def responses_events(answer: Answer) -> Iterator[Event]:
+    numbers = itertools.count()
+
+    def event(name: str, **fields: Any) -> bytes:
+        return sse({"type": f"response.{name}", "sequence_number": next(numbers), **fields}, f"response.{name}")
+
+    opening = {**responses_whole(Answer(finish=None, usage=None)), "output": []}
+    yield "start", event("created", response=opening)
+    yield "start", event("in_progress", response=opening)
+    calls = iter(answer.calls)
+    for at, item in enumerate(responses_items(answer)):
+        where = {"item_id": item["id"], "output_index": at}
+        match item["type"]:
+            case "reasoning":
+                yield "thoughts", event("output_item.added", output_index=at, item={**item, "summary": []})
+                for part in item["summary"]:
+                    empty = {**part, "text": ""}
+                    yield "thoughts", event("reasoning_summary_part.added", **where, summary_index=0, part=empty)
+                    delta = {"summary_index": 0, "delta": part["text"]}
+                    yield "thoughts", event("reasoning_summary_text.delta", **where, **delta)
+                    yield "thoughts", event("reasoning_summary_part.done", **where, summary_index=0, part=part)
+            case "message":
+                content = item["content"][0]
+                refuses = content["type"] == "refusal"
+                empty = {**content, "refusal" if refuses else "text": ""}
+                yield "open", event("output_item.added", output_index=at, item={**item, "content": []})
+                yield "open", event("content_part.added", **where, content_index=0, part=empty)
+                for text in answer.refusal if refuses else answer.text:
+                    kind = "refusal.delta" if refuses else "output_text.delta"
+                    yield "text", event(kind, **where, content_index=0, delta=text)
+                kind, key = ("refusal.done", "refusal") if refuses else ("output_text.done", "text")
+                yield "stop", event(kind, **where, content_index=0, **{key: content[key]})
+                yield "stop", event("content_part.done", **where, content_index=0, part=content)
+            case _:
+                yield "call", event("output_item.added", output_index=at, item={**item, "arguments": ""})
+                for argument in next(calls).arguments:
+                    yield "args", event("function_call_arguments.delta", **where, delta=argument)
+                yield "stop", event("function_call_arguments.done", **where, arguments=item["arguments"])
+        yield "stop", event("output_item.done", output_index=at, item=item)
+    if answer.finish:
+        response = responses_whole(answer)
+        yield "finish", event(response["status"], response=response)
 
 
 def anthropic_usage(answer: Answer, number: int | None = None) -> dict[str, Any]:
@@ -359,10 +498,11 @@ def google_events(answer: Answer) -> Iterator[Event]:
 
 MODELS = {
     "openai": ModelName("openai", "gpt-4.1"),
+    "responses": ModelName("openai", "gpt-5.6"),
     "anthropic": ModelName("anthropic", "claude-opus-4-8"),
     "google": ModelName("google", "gemini-2.5-pro"),
 }
-PATHS = {"openai": "/v1", "anthropic": "", "google": ""}
+PATHS = {"openai": "/v1", "responses": "/v1", "anthropic": "", "google": ""}
 SCHEMA = b'{"type":"object","properties":{"path":{"type":"string"}},"required":["path"]}'
 TOOL = ToolSpec(name="read_file", description="Reads a file.", schema=SCHEMA)
 
@@ -405,7 +545,7 @@ async def provider() -> AsyncIterator[Provider]:
         made.close()
 
 
-@pytest.fixture(params=["openai", "anthropic", "google"])
+@pytest.fixture(params=["openai", "anthropic", "google", "responses"])
 def wire(request: pytest.FixtureRequest) -> Any:
     return request.param
 

@@ -77,6 +77,7 @@ async def test_a_provider_that_bills_errors_is_taken_at_its_word(desk: Any, stat
 REPORTED = {
     "openai": {"usage": {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}},
     "anthropic": {"usage": {"input_tokens": 100, "output_tokens": 20}},
+    "responses": {"usage": {"input_tokens": 100, "output_tokens": 20, "total_tokens": 120}, "status": "failed"},
     "google": {"usageMetadata": {"promptTokenCount": 100, "candidatesTokenCount": 20, "totalTokenCount": 120}},
 }
 
@@ -147,6 +148,7 @@ async def test_a_proxy_that_lets_nothing_through_costs_nothing(desk: Any, monkey
 
 
 OVERFLOWS = {
+    "responses": (400, "Your input exceeds the context window of this model.", "context_length_exceeded"),
     "openai": (400, "This model's maximum context length is 8 tokens.", "context_length_exceeded"),
     "anthropic": (400, "prompt is too long: 9 tokens > 8 maximum", "invalid_request_error"),
     "google": (400, "The input token count (9) exceeds the maximum number of tokens allowed (8).", "INVALID_ARGUMENT"),
@@ -445,6 +447,7 @@ async def test_a_stream_that_nobody_can_read_is_worth_another_try(streamed: Any,
 
 
 IN_STREAM = {
+    "responses": b'data: {"type":"error","code":"server_error","message":"Too many.","sequence_number":0}\n\n',
     "openai": b'data: {"error":{"message":"Too many.","type":"server_error","code":"server_error"}}\n\n',
     "anthropic": b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error","message":"Too many."}}\n\n',
     "google": b'data: {"error":{"code":503,"message":"Too many.","status":"UNAVAILABLE"}}\n\n',

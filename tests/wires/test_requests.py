@@ -49,7 +49,13 @@ def texts(value: Any) -> Iterator[str]:
 
 
 def turns(body: dict[str, Any]) -> list[Any]:
-    return body["contents"] if "contents" in body else body["messages"]
+    return next(body[key] for key in ("contents", "messages", "input") if key in body)
+
+
+def role(turn: dict[str, Any]) -> str:
+    """Tell who speaks: the model, or whoever it answers. Calls and results of the wire `responses` are no messages."""
+    by_model = turn.get("role") in {"assistant", "model"} or turn.get("type") in {"function_call", "reasoning"}
+    return "assistant" if by_model else "user"
 
 
 def without_marks(value: Any) -> Any:
@@ -73,6 +79,7 @@ async def test_system_history_and_tools_arrive(desk: Any) -> None:
 
 LIMITS = {
     "openai": ["max_completion_tokens"],
+    "responses": ["max_output_tokens"],
     "anthropic": ["max_tokens"],
     "google": ["generationConfig", "maxOutputTokens"],
 }
@@ -109,7 +116,7 @@ async def test_a_temperature_is_sent_only_if_somebody_chose_one(desk: Any) -> No
     assert '"temperature": 0.25' in json.dumps(desk.provider.last)
 
 
-MADE_BY = {"openai": "gpt-5-mini", "anthropic": "claude-opus-4-8", "google": "gemini-2.5-flash"}
+MADE_BY = {"openai": "gpt-5-mini", "responses": "gpt-5.6", "anthropic": "claude-opus-4-8", "google": "gemini-2.5-flash"}
 TOOL = ToolSpec(name="read_file", description="Reads a file.", schema=b'{"type":"object","properties":{}}')
 FORM = ToolSpec(
     name="final_answer",
@@ -154,7 +161,7 @@ async def test_without_a_word_for_it_the_form_is_a_tool(desk: Any) -> None:
 async def test_sound_arrives_where_the_protocol_has_it(desk: Any, wire: str) -> None:
     desk.provider.says("A song.")
     sound = make_files_message([File(b"\xff\xfb\x90\x00" + bytes(413), "audio/mpeg", "song.mp3")])
-    if wire == "anthropic":
+    if wire in ("anthropic", "responses"):
         with pytest.raises(ModelRejected, match="Unsendable"):
             await desk.ask(desk.prompt(sound))
         assert desk.provider.asked == []
@@ -239,6 +246,7 @@ async def test_arguments_that_a_model_got_wrong_can_be_shown_to_it_again(desk: A
     assert (await desk.ask(desk.prompt(make_user_message("Go."), called, message))).text == "Yes."
     outcome = {
         "openai": lambda body: json.loads(body["messages"][2]["tool_calls"][0]["function"]["arguments"]),
+        "responses": lambda body: json.loads(body["input"][1]["arguments"]),
         "anthropic": lambda body: body["messages"][1]["content"][0]["input"],
         "google": lambda body: body["contents"][1]["parts"][0]["functionCall"].get("args", {}),
     }[desk.wire](desk.provider.last)
@@ -274,8 +282,7 @@ async def test_turns_alternate_and_results_stand_before_words(desk: Any) -> None
         if text in {"One.", "Two.", "first", "second", "By the way.", "Go on.", "(empty)"}
     ]
     assert order == ["One.", "Two.", "first", "second", "By the way.", "Go on.", "(empty)"]
-    roles = ["assistant" if turn["role"] in {"assistant", "model"} else "user" for turn in results]
-    assert [role for role, _ in itertools.groupby(roles)] == ["user", "assistant", "user"]
+    assert [who for who, _ in itertools.groupby(map(role, results))] == ["user", "assistant", "user"]
     assert desk.wire != "anthropic" or len(results) == 3
 
 

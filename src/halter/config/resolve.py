@@ -67,6 +67,7 @@ from halter.core.agent_spec import (
     Tasks,
     Verbs,
     WireFormat,
+    choose_wire,
 )
 from halter.core.clock import MINUTE
 from halter.core.errors import ConfigError
@@ -486,7 +487,7 @@ def _provider(name: str, specs: tuple[ProviderSpec, ProviderSpec], source_map: S
     if not base_url:
         sentence = f"`base_url` is missing from `{format_key_path(path)}`, which is not a known provider; write it"
         raise source_map.error_at(path, f"{sentence}, as in http://localhost:8000/v1.")
-    wire: WireFormat = value_or_default(agent_spec.wire, value_or_default(fleet_spec.wire, known_provider.wire))
+    wire: WireFormat = value_or_default(agent_spec.wire, value_or_default(fleet_spec.wire, choose_wire(name, base_url)))
     key, bills_errors = (
         value_or_default(agent_spec.api_key, value_or_default(fleet_spec.api_key, "")),
         value_or_default(agent_spec.bills_errors, fleet_spec.bills_errors),

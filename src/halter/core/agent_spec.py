@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Literal, cast, get_args
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -79,8 +80,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     HIDDEN: ClassVar[bool] = False
 
 
-WireFormat = Literal["openai", "anthropic", "google"]
-"""The protocol of an endpoint. Most other servers speak `openai` as well."""
+WireFormat = Literal["openai", "anthropic", "google", "responses"]
+"""The protocol of an endpoint. Most other servers speak `openai` as well, few of them its successor `responses`."""
 
 ContextStrategy = Literal["sliding_window", "compact", "summarize"]
 """The way to cut a history that exceeds the window: drop the older part, replace it by a marker, or summarize it."""
@@ -164,6 +165,20 @@ KNOWN_PROVIDERS: Final[Mapping[str, KnownProvider]] = MappingProxyType(
         "llamafarm": KnownProvider(url_from="LLAMAFARM_BASE_URL", local=True),
     }
 )
+
+
+_RESPONSES_HOSTS: Final = (".api.openai.com", ".openai.azure.com")
+
+
+def choose_wire(provider: str, url: str) -> WireFormat:
+    """Choose the protocol of an endpoint whose protocol is not configured.
+
+    OpenAI's current models take tools while they reason only over `responses`, which few compatible servers speak. So
+    it is chosen for OpenAI's and Azure's own addresses, and for a provider called `azure` at any address.
+    """
+    known_wire = KNOWN_PROVIDERS.get(provider, UNKNOWN_PROVIDER).wire
+    is_own = f".{urlsplit(url).hostname or ''}".endswith(_RESPONSES_HOSTS)
+    return "responses" if known_wire == "openai" and (is_own or provider == "azure") else known_wire
 
 
 class BrainSpec(msgspec.Struct, frozen=True, kw_only=True):

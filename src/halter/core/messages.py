@@ -72,7 +72,34 @@ FileReader = Callable[[Sequence[File]], Awaitable[tuple[Text, ...]]]
 Role = Literal["user", "assistant"]
 
 
-class Message(msgspec.Struct, frozen=True, dict=True):
+@final
+class ReasoningItem(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What a provider wants back before a text or a call of an answer: encrypted reasoning, or the phase of the text.
+
+    `index` counts the texts of the answer that are not blank, or its calls.
+    """
+
+    before: Literal["text", "call"]
+    index: int
+    id: str = ""
+    encrypted: str = ""
+    phase: str = ""
+
+
+@final
+class Reasoning(msgspec.Struct, frozen=True, gc=False):
+    """What its model needs back of an answer to continue its reasoning. Nobody else can read it.
+
+    It is kept, sent and erased as a whole with its answer, and never masked: any change would make it invalid. `maker`
+    is the model with its address, and no other one is sent it. It adds at most `tokens` to the input.
+    """
+
+    maker: str
+    items: tuple[ReasoningItem, ...]
+    tokens: int
+
+
+class Message(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     """A model's answer, or everything that the model receives before its next answer.
 
     Derived values such as the size may be cached in the `__dict__`, which is not part of the message.
@@ -80,6 +107,7 @@ class Message(msgspec.Struct, frozen=True, dict=True):
 
     role: Role
     parts: tuple[Part, ...]
+    reasoning: Reasoning | None = None
 
 
 def make_user_message(text: str, origin: Origin = "person", *, trusted: bool = True, reason: str = "") -> Message:
@@ -135,6 +163,7 @@ class Reply(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     usage: Usage | None = None
     model: str = ""
     id: str = ""
+    reasoning: Reasoning | None = None
 
     @property
     def text(self) -> str:
@@ -204,7 +233,7 @@ def bound_prompt_tokens(prompt: Prompt) -> int:
 
 
 def bound_message_tokens(message: Message) -> int:
-    token_count = MESSAGE_OVERHEAD
+    token_count = MESSAGE_OVERHEAD if message.reasoning is None else MESSAGE_OVERHEAD + message.reasoning.tokens
     for part in message.parts:
         # By its type: `isinstance` is slow for a struct of another type.
         if type(part) is Text:

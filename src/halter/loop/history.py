@@ -534,7 +534,8 @@ class SessionHistory:
             elif part.text.strip():
                 texts += (part,)
         if texts or calls:
-            self.transcript.add(Message("assistant", texts + calls))
+            # Reasoning belongs to calls of the protocol, and refers to none that are written as text.
+            self.transcript.add(Message("assistant", texts + calls, None if nonce else reply.reasoning))
         self.done = _NOTHING
         self.turn = turn.with_reply(reply.stop, calls, at, spoke=bool(texts))
 

@@ -103,7 +103,7 @@ def number_calls(messages: Iterable[Message]) -> tuple[Message, ...]:
                     raise ConfigError(f"The history has a result of {part.tool} without its call ({part.id!r}).")
                 case Text():
                     parts.append(part)
-        renumbered.append(Message(message.role, tuple(parts)))
+        renumbered.append(msgspec.structs.replace(message, parts=tuple(parts)))
     if open_calls:
         raise ConfigError(f"The history has a call without its result ({', '.join(sorted(open_calls))}).")
     return tuple(renumbered)

@@ -170,7 +170,7 @@ def explain_unheard(message: Message, model: ModelName, wire: WireFormat) -> str
     """Describe why a model does not take the audio in a message. Empty if it does."""
     audio_parts = [part for part in message.parts if isinstance(part, Text) and part.media.startswith(AUDIO_PREFIX)]
     unsupported_part = next((part for part in audio_parts if part.media not in (WAV, MP3)), None)
-    if audio_parts and wire == "anthropic":
+    if audio_parts and wire in ("anthropic", "responses"):
         audio = audio_parts[0]
         return f"{model} takes no audio, but {audio.source} is {audio.media}. Use a model that takes audio."
     if unsupported_part is not None and wire == "openai":

@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from halter.core.agent_spec import KNOWN_PROVIDERS, KnownProvider, Provider, WireFormat
+from halter.core.agent_spec import KNOWN_PROVIDERS, KnownProvider, Provider, WireFormat, choose_wire
 from halter.core.clock import DAY
 from halter.core.errors import ConfigError, explain_extra
 from halter.core.text import join_names, shorten
@@ -598,7 +598,9 @@ LOCAL_WINDOW: Final = 32_000
 DEFAULT_WINDOW: Final = 128_000
 
 _SECRET: Final = re.compile(r"\$\{secret:([A-Za-z_][A-Za-z0-9_.-]*)\}")
-_LIBRARIES: Final = MappingProxyType({"openai": "openai", "anthropic": "anthropic", "google": "google.genai"})
+_LIBRARIES: Final[Mapping[WireFormat, str]] = MappingProxyType(
+    {"openai": "openai", "responses": "openai", "anthropic": "anthropic", "google": "google.genai"}
+)
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -704,7 +706,8 @@ def _resolve_known_provider(name: ModelName, find_key: FindKey) -> tuple[Endpoin
         raise ConfigError(f"{name} has no address. Set {provider.url_from}, or {_describe(name)}")
     url = _address(_complete_url(url_override, provider), provider.url_from) if url_override else provider.base_url
     # A local server always keeps its address, which shows whether it runs on this machine.
-    return Endpoint(provider.wire, url, usual=not (url_override or provider.local)), _find_key_in_variables(
+    wire = choose_wire(name.provider, url)
+    return Endpoint(wire, url, usual=not (url_override or provider.local)), _find_key_in_variables(
         name, provider, url, find_key
     )
 

@@ -1,4 +1,4 @@
-"""A model of a provider, over OpenAI's, Anthropic's or Google's protocol.
+"""A model of a provider, over one of OpenAI's two protocols, Anthropic's or Google's.
 
 One `ask` is one request: it ends in one reply or one error. A reply has a usage only if the provider's final report
 arrived. An error has the usage that was reported before, and whether it was final.
@@ -11,6 +11,7 @@ Automatic behavior of the providers' SDKs is disabled:
 - Nothing from the environment is sent: a key, an organization or a header there was not meant for an address in an
   agent's file. Only the proxy and its certificates are used.
 - No continuation of an answer: that would be a second request without a hold.
+- Nothing is stored at the provider, nor compared with what it stored: the journal has the whole session.
 
 Errors, as the retry policy needs them:
 
@@ -35,6 +36,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from functools import cache, partial
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import urlsplit
 
@@ -43,8 +45,8 @@ import msgspec
 from halter.core.agent_spec import ThinkingEffort, WireFormat
 from halter.core.clock import SECOND
 from halter.core.errors import ContextOverflow, ModelError, ModelRejected, ModelUnavailable, ModelUnusable
-from halter.core.messages import Prompt, Reply, TextListener, ToolResult, bound_prompt_tokens
-from halter.core.text import clean, join_names, shorten
+from halter.core.messages import VOLATILE, Prompt, Reply, Text, TextListener, ToolResult, bound_prompt_tokens
+from halter.core.text import clean, encode_body, join_names, shorten
 from halter.core.tools import Permit, PermitGate, ProviderTool, ProviderToolName, ToolSpec
 from halter.core.usage import ModelName, Usage, is_local_address
 from halter.models.cloud_credentials import CloudCredentials
@@ -54,6 +56,8 @@ from halter.models.wire_format import (
     UsageReader,
     count_provider_tools,
     find_event_text,
+    find_reasoning,
+    find_refusal,
     hide_pictures,
     make_surrogate_joiner,
     parse_model_response,
@@ -69,6 +73,7 @@ if TYPE_CHECKING:
     from pydantic_ai.exceptions import ModelAPIError, ModelHTTPError
     from pydantic_ai.messages import ModelResponse
     from pydantic_ai.models import Model
+    from pydantic_ai.profiles import ModelProfile
     from pydantic_ai.settings import ModelSettings
 
 CONNECT_TIMEOUT_SECONDS: Final = 30.0
@@ -78,8 +83,9 @@ class ExchangeTerms(msgspec.Struct, frozen=True):
     """The terms of every request to a provider.
 
     With `bills_errors`, an answer with an error status counts as billed. `credentials` replace a key. With
-    `prompt_cache`, cacheable parts are marked, if the protocol has marks. Without `vision`, pictures are only named. At
-    most `max_bytes` bytes of an answer are read. A connection must be established within `connect_timeout` seconds.
+    `prompt_cache`, cacheable parts are marked and the cache has a key, if the protocol has them. Without `vision`,
+    pictures are only named. At most `max_bytes` bytes of an answer are read. A connection must be established within
+    `connect_timeout` seconds.
     """
 
     bills_errors: bool = False
@@ -121,6 +127,11 @@ class Exchange:
     @property
     def final(self) -> bool:
         return self._meter is not None and self._meter.final
+
+    @property
+    def finished(self) -> bool:
+        """True if the answer is marked as complete, also without a usage."""
+        return self._meter is not None and self._meter.finished
 
     @property
     def led_elsewhere(self) -> bool:
@@ -256,8 +267,8 @@ def _model(
     name: ModelName, wire: WireFormat, url: str, key: str, pool: "httpx2.AsyncClient", terms: ExchangeTerms
 ) -> "Model[Any]":
     match wire:
-        case "openai":
-            return _openai(name, url, key, pool)
+        case "openai" | "responses":
+            return _openai(name, wire, url, key, pool)
         case "anthropic":
             from anthropic import AsyncAnthropic
             from pydantic_ai.models.anthropic import AnthropicModel
@@ -271,20 +282,55 @@ def _model(
             return _google(name, url, key, pool, version="" if terms.credentials else None)
 
 
-def _openai(name: ModelName, url: str, key: str, pool: "httpx2.AsyncClient") -> "Model[Any]":
+def _openai(name: ModelName, wire: WireFormat, url: str, key: str, pool: "httpx2.AsyncClient") -> "Model[Any]":
     from openai import AsyncOpenAI
-    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
     from pydantic_ai.profiles.openai import OpenAIModelProfile
     from pydantic_ai.providers.openai import OpenAIProvider
     from pydantic_ai.providers.openai_compatible import OpenAICompatibleProvider
 
     client = AsyncOpenAI(api_key=key, admin_api_key="", base_url=url, max_retries=0, timeout=None, http_client=pool)
     _forget_environment(client)
+    provider = (
+        OpenAIProvider(openai_client=client)
+        if name.provider == "openai"
+        else OpenAICompatibleProvider(name.provider, openai_client=client)
+    )
+    if wire == "responses":
+        return OpenAIResponsesModel(name.model, provider=provider, profile=_make_reasoning_profile(name))
     profile = OpenAIModelProfile(openai_chat_supports_max_completion_tokens=uses_new_limit(name))
-    if name.provider == "openai":
-        return OpenAIChatModel(name.model, provider=OpenAIProvider(openai_client=client), profile=profile)
-    compatible_provider = OpenAICompatibleProvider(name.provider, openai_client=client)
-    return OpenAIChatModel(name.model, provider=compatible_provider, profile=profile)
+    return OpenAIChatModel(name.model, provider=provider, profile=profile)
+
+
+_NEWER_MODELS: Final = re.compile(r"gpt-(?:[6-9]|[1-9]\d)(?!\d)(?!.*-chat)")
+"""Models of OpenAI that all reason and cache up to marks, also if the library does not know them yet."""
+
+
+def _make_reasoning_profile(name: ModelName) -> "ModelProfile | None":
+    """Describe how a model of OpenAI reasons, also one behind a gateway or newer than the library; None for others.
+
+    A newer one is sent only the efforts that nearly all of its kind accept.
+    """
+    from pydantic_ai.profiles.openai import OpenAIModelProfile, openai_model_profile
+
+    model = name.model.rpartition("/")[2]
+    if not model.startswith(_OWN_MODELS) or model.startswith("gpt-oss"):
+        return None
+    profile = openai_model_profile(model)
+    if profile.get("supports_thinking") or _NEWER_MODELS.match(model) is None:
+        return profile
+    return OpenAIModelProfile(
+        **profile
+        | {
+            "supports_thinking": True,
+            "thinking_enabled_by_default": True,
+            "thinking_always_enabled": True,
+            "openai_supports_reasoning": True,
+            "openai_supports_encrypted_reasoning_content": True,
+            "openai_supports_prompt_cache_breakpoints": True,
+            "openai_reasoning_efforts": frozenset(("low", "medium", "high")),
+        }
+    )
 
 
 def _forget_environment(client: "AsyncOpenAI") -> None:
@@ -358,6 +404,7 @@ def find_native_form(prompt: Prompt, name: str, profile: Mapping[str, Any], wire
 
 _PROVIDER_TOOLS: Final[Mapping[WireFormat, tuple[ProviderToolName, ...]]] = {
     "openai": (),
+    "responses": (),
     "anthropic": ("web_search", "code_execution"),
     "google": ("code_execution",),
 }
@@ -377,9 +424,9 @@ def explain_missing_tools(model: ModelName, wire: WireFormat, tools: Iterable[Pr
 
 
 def make_model_settings(
-    max_output_tokens: int, temperature: float | None, thinking: ThinkingEffort | None = None, *, cache_points: bool
+    max_output_tokens: int, temperature: float | None, thinking: ThinkingEffort | None = None
 ) -> "ModelSettings":
-    """Make the settings of a request. Tools and system text are constant in a session, so their ends are cache points.
+    """Make the settings of a request that all protocols have.
 
     Thinking is output, so the limit applies to it too. A model that thinks chooses its own temperature.
     """
@@ -388,9 +435,52 @@ def make_model_settings(
         settings["thinking"] = False if thinking == "off" else thinking
     if temperature is not None and thinking in (None, "off"):
         settings["temperature"] = temperature
-    if cache_points:
-        settings |= {"anthropic_cache_tool_definitions": True, "anthropic_cache_instructions": True}
     return settings  # pyright: ignore[reportReturnType]
+
+
+def always_reasons(profile: Mapping[str, Any], effort: ThinkingEffort | None) -> bool:
+    """Return True if a model of OpenAI thinks also without being told to. Then it rejects a temperature."""
+    is_default = effort is None and profile.get("thinking_enabled_by_default", False)
+    return bool(profile.get("openai_supports_reasoning") and (is_default or profile.get("thinking_always_enabled")))
+
+
+def make_message_settings(prompt: Prompt, *, marks_cache: bool) -> dict[str, Any]:
+    """Make the settings of Anthropic's protocol. It caches only up to marks.
+
+    Tools and system text are constant in a session, so their ends are marks.
+    """
+    settings: dict[str, Any] = {}
+    if marks_cache:
+        settings |= {"anthropic_cache_tool_definitions": True, "anthropic_cache_instructions": True}
+    if prompt.provider_tools:
+        # Otherwise its newer models search from code that runs at the provider, even if that is not declared.
+        settings["anthropic_web_tools_allowed_callers"] = ["direct"]
+    return settings
+
+
+def make_response_settings(*, can_mark: bool, marks_cache: bool) -> dict[str, Any]:
+    """Make the settings of the Responses protocol: nothing is stored, nor compared with a stored answer.
+
+    A model that caches up to marks sets one by default at the very end, after what is true only for this request: what
+    it wrote there would be paid for and never read. So it gets only the marks of the history, or none.
+    """
+    settings: dict[str, Any] = {"openai_store": False, "openai_prompt_cache_diagnostics": False}
+    if can_mark:
+        settings["openai_prompt_cache_options"] = {"mode": "explicit"}
+    if marks_cache:
+        settings["openai_cache_instructions"] = True
+    return settings
+
+
+def make_cache_key(prompt: Prompt) -> str:
+    """Make the key by which OpenAI finds the machine that has cached the beginning of a prompt.
+
+    It is the same for all requests of a session, and for sessions that begin alike. It contains no text: the digest is
+    of what the same request contains anyway, masked and without personal data where that is hidden.
+    """
+    parts = prompt.messages[0].parts if prompt.messages else ()
+    texts = [part.text for part in parts if isinstance(part, Text) and part.reason != VOLATILE]
+    return sha256(encode_body("\0".join((prompt.system, *texts)))).hexdigest()[:32]
 
 
 MAX_QUOTED_LENGTH: Final = 300
@@ -452,6 +542,8 @@ def translate_library_error(
             if is_started:
                 return make_cut_error(name, exchange)
             return _unfinished_error(f"ConnectionLost: {name} gave no answer: {_quote_error(error, key)}", exchange)
+        case ModelAPIError(provider_error_code=str()):
+            return _translate_reported_error(error, name, key, exchange)
         case ModelAPIError(in_stream=True):
             return _unfinished_error(f"ProviderError: {name} broke off: {_find_provider_message(error, key)}", exchange)
         case UserError() | NotImplementedError():
@@ -460,6 +552,19 @@ def translate_library_error(
             )
         case _:
             return _make_bad_answer_error(name, key, exchange, error)
+
+
+def _translate_reported_error(error: "ModelAPIError", name: ModelName, key: str, exchange: "Exchange") -> ModelError:
+    """Translate an error inside an answer whose status was a success."""
+    from pydantic_ai.exceptions import ModelContextWindowExceededError, ModelRequestRejectedError
+
+    usage, final = exchange.usage, exchange.final
+    text = f"{name} failed to answer: {_quote_error(error, key)}"
+    if isinstance(error, ModelContextWindowExceededError):
+        return ContextOverflow(f"ContextOverflow: {text}", billed=exchange.sent, usage=usage, final=final)
+    if isinstance(error, ModelRequestRejectedError):
+        return ModelRejected(f"Rejected: {text}", billed=exchange.sent, usage=usage, final=final)
+    return _unfinished_error(f"ProviderError: {text}", exchange)
 
 
 def _make_bad_answer_error(name: ModelName, key: str, exchange: "Exchange", error: BaseException) -> ModelUnavailable:
@@ -570,6 +675,7 @@ def _tidy(text: str, key: str, limit: int = MAX_QUOTED_LENGTH) -> str:
 PROBE_TIMEOUT_SECONDS: Final = 3.0
 _PROBES: Final[Mapping[WireFormat, tuple[str, Mapping[str, str]]]] = {
     "openai": ("/models", {"Authorization": "Bearer {key}"}),
+    "responses": ("/models", {"Authorization": "Bearer {key}"}),
     "anthropic": ("/v1/models", {"x-api-key": "{key}", "anthropic-version": "2023-06-01"}),
     "google": ("/v1beta/models", {"x-goog-api-key": "{key}"}),
 }
@@ -594,6 +700,8 @@ class WireModel:
         self.base_url = base_url
         self.wire: WireFormat = wire
         self._url = url
+        self._has_cache_keys = wire == "responses" or (name.provider == "openai" and base_url is None)
+        self._maker = f"{name} at {urlsplit(url).netloc.rpartition('@')[2]}" if wire == "responses" else ""
         self._key = key
         self._habits = habits
         self.terms = terms
@@ -616,7 +724,8 @@ class WireModel:
                 on_text = on_text if form is None else None
                 if not (self.terms.vision and model.profile.get("supports_image_input", True)):
                     prompt = hide_pictures(prompt, self.name)
-                response = await send(model, self._request(prompt, form), on_text, partial(self._make_error, exchange))
+                request = self._request(prompt, model.profile, form)
+                response = await send(model, request, on_text, partial(self._make_error, exchange))
             except asyncio.CancelledError:
                 permit.unsent = not exchange.sent
                 raise
@@ -662,17 +771,29 @@ class WireModel:
                 self._connection = client
             return self._connection
 
-    def _request(self, prompt: Prompt, form: ToolSpec | None = None) -> dict[str, Any]:
-        # Anthropic caches only marked prefixes, here for minutes; the others cache prefixes automatically.
-        marks_cache = self.wire == "anthropic" and self.terms.prompt_cache
-        effort, temperature = self._habits.thinking, self._habits.temperature
+    def _request(self, prompt: Prompt, profile: Mapping[str, Any], form: ToolSpec | None = None) -> dict[str, Any]:
+        # Only OpenAI itself is known to take marks.
+        can_mark = self.wire == "anthropic" or (
+            self.wire == "responses"
+            and self.name.provider == "openai"
+            and profile.get("openai_supports_prompt_cache_breakpoints", False)
+        )
+        marks_cache = can_mark and self.terms.prompt_cache
+        effort = self._habits.thinking
+        temperature = None if always_reasons(profile, effort) else self._habits.temperature
         thinking = choose_thinking(effort, prompt) if self.wire == "anthropic" else effort
-        settings = make_model_settings(prompt.max_output_tokens, temperature, thinking, cache_points=marks_cache)
-        if prompt.provider_tools and self.wire == "anthropic":
-            # Otherwise its newer models search from code that runs at the provider, even if that is not declared.
-            settings["anthropic_web_tools_allowed_callers"] = ["direct"]  # pyright: ignore[reportGeneralTypeIssues]
+        settings: dict[str, Any] = {**make_model_settings(prompt.max_output_tokens, temperature, thinking)}
+        match self.wire:
+            case "anthropic":
+                settings |= make_message_settings(prompt, marks_cache=marks_cache)
+            case "responses":
+                settings |= make_response_settings(can_mark=can_mark, marks_cache=marks_cache)
+            case "openai" | "google":
+                pass
+        if self.terms.prompt_cache and self._has_cache_keys:
+            settings["openai_prompt_cache_key"] = make_cache_key(prompt)
         return {
-            "messages": shape_history(prompt.messages, cache_points=marks_cache),
+            "messages": shape_history(prompt.messages, cache_points=marks_cache, maker=self._maker),
             "model_settings": settings,
             "model_request_parameters": self._definitions.parameters(prompt, form),
         }
@@ -686,10 +807,16 @@ class WireModel:
     def _finish(self, response: "ModelResponse", exchange: Exchange, prompt: Prompt, *, streamed: bool) -> Reply:
         """Build the reply. Accepts only an answer that is marked as complete.
 
-        Some servers of OpenAI's protocol do not mark an answer without a stream, which cannot be truncated.
+        Some servers of OpenAI's protocol do not mark an answer without a stream, which cannot be truncated. The library
+        takes a stream of the Responses protocol for complete after a refusal, and does not know all reasons for an
+        incomplete one.
         """
         finish_reason = (response.provider_details or {}).get("finish_reason")
         is_complete = finish_reason is not None or response.finish_reason == "content_filter"
+        if self.wire == "responses":
+            is_complete = exchange.finished and response.state == "complete"
+            if response.finish_reason is None and (streamed or finish_reason is not None):
+                response.finish_reason = "length"
         if not is_complete and (streamed or self.wire != "openai"):
             raise make_cut_error(self.name, exchange)
         if response.finish_reason == "error":
@@ -705,7 +832,8 @@ class WireModel:
         if tool_counts and usage is not None:
             searches = max(usage.web_searches, tool_counts["web_search"])
             usage = msgspec.structs.replace(usage, web_searches=searches, code_executions=tool_counts["code_execution"])
-        return parse_model_response(response, usage)
+        limit = prompt.max_output_tokens if usage is None else usage.output_tokens
+        return parse_model_response(response, usage, find_reasoning(response, self._maker, limit))
 
 
 @PermitGate
@@ -725,7 +853,10 @@ async def _send(
             async for event in stream:
                 if text := join(find_event_text(event)):
                     on_text(text)
-            return stream.get()
+            response = stream.get()
+            if refusal := join(find_refusal(response)):
+                on_text(refusal)
+            return response
     except list_library_errors() as error:
         raise make_error(error, is_started=is_started) from None
 

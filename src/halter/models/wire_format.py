@@ -10,7 +10,7 @@ A request that was cut off is charged by its last report, so it matters which re
     google      `usageMetadata` in any chunk; final with or after the chunk that has a `finishReason`
     responses   the `usage` of the whole response, in the event that ends it
 
-Reports of one answer are cumulative on all three wires, so the largest count of each kind is used; for cached input,
+Reports of one answer are cumulative on all wires, so the largest count of each kind is used; for cached input,
 which costs less, the last one. The report of an answer without a stream is final, and so is one in the body of an
 error. An unreadable report invalidates those before it, and the request settles at its hold.
 
@@ -40,7 +40,20 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 import msgspec
 
 from halter.core.agent_spec import WireFormat
-from halter.core.messages import VOLATILE, Message, Part, Prompt, Reply, Role, StopReason, Text, ToolCall, ToolResult
+from halter.core.messages import (
+    VOLATILE,
+    Message,
+    Part,
+    Prompt,
+    Reasoning,
+    ReasoningItem,
+    Reply,
+    Role,
+    StopReason,
+    Text,
+    ToolCall,
+    ToolResult,
+)
 from halter.core.money import DOLLAR
 from halter.core.text import clean, encode_body, shorten
 from halter.core.tools import ToolSpec
@@ -70,20 +83,21 @@ INVALID_ARGUMENTS_KEY: Final = "_invalid"
 """The key under which arguments that were not a JSON object are sent back to the model."""
 
 _SHAPED_KEY: Final = "wire_parts"
+_REASONED_KEY: Final = "wire_parts_with_reasoning"
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9_-]")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
-def shape_history(messages: Sequence[Message], *, cache_points: bool = False) -> "list[ModelMessage]":
-    """Convert a history into alternating turns.
+def shape_history(messages: Sequence[Message], *, cache_points: bool = False, maker: str = "") -> "list[ModelMessage]":
+    """Convert a history into alternating turns, with the reasoning that `maker` can read.
 
     The newest turn has a cache point before its volatile text: a cache entry that includes that text would be paid for
     and never read. The user turn before has one at its end, where the previous request left its entry: a provider
     searches back from a cache point only over a limited number of blocks.
     """
-    turns = [_turn(role, group) for role, group in groupby(filter(_shape_once, messages), key=_role)]
+    turns = [_turn(role, group, maker) for role, group in groupby(filter(_shape_once, messages), key=_role)]
     if cache_points:
         from pydantic_ai.messages import ModelRequest
 
@@ -111,10 +125,18 @@ def _role(message: Message) -> Role:
     return message.role
 
 
-def _turn(role: Role, messages: Iterable[Message]) -> "ModelMessage":
+def _turn(role: Role, messages: Iterable[Message], maker: str) -> "ModelMessage":
     from pydantic_ai.messages import ModelRequest, ModelResponse, ToolReturnPart
 
-    parts = [part for message in messages for part in _shape_once(message)]
+    parts = [
+        part
+        for message in messages
+        for part in (
+            _shape_once(message)
+            if message.reasoning is None or message.reasoning.maker != maker
+            else _shape_with_reasoning(message, message.reasoning)
+        )
+    ]
     if role == "assistant":
         return ModelResponse(parts=cast("list[ModelResponsePart]", parts))
     results_first = sorted(parts, key=lambda part: not isinstance(part, ToolReturnPart))
@@ -167,6 +189,40 @@ def _add_file(parts: "list[Shaped]", file: Text) -> None:
         parts[-1] = replace(result, content=[*contents, content])
     else:
         parts.append(_part(file, "user"))
+
+
+def _shape_with_reasoning(message: Message, reasoning: Reasoning) -> "list[Shaped]":
+    """Shape an answer for the model that gave it, with its reasoning in its place.
+
+    Reasoning whose text or call is not sent back is left out: a provider rejects it without what follows it. Nothing
+    else has an id, because the provider looks ids up among what it stored, which is nothing.
+    """
+    attributes = vars(message)
+    if _REASONED_KEY not in attributes:
+        from pydantic_ai.messages import TextPart, ThinkingPart, ToolCallPart
+
+        provider = reasoning.maker.partition(":")[0]
+        items = {
+            place: tuple(group) for place, group in groupby(reasoning.items, key=lambda item: (item.before, item.index))
+        }
+        shaped_parts: list[Shaped] = []
+        counts = Counter[str]()
+        for part in _shape_once(message):
+            kind = "call" if isinstance(part, ToolCallPart) else "text"
+            place_items = items.get((kind, counts[kind]), ())  # pyright: ignore[reportArgumentType]
+            counts[kind] += 1
+            shaped_parts += [
+                ThinkingPart("", id=item.id, signature=item.encrypted, provider_name=provider)
+                for item in place_items
+                if item.encrypted
+            ]
+            phase = next((item.phase for item in place_items if item.phase), "")
+            has_phase = phase and isinstance(part, TextPart)
+            shaped_parts.append(
+                replace(part, provider_name=provider, provider_details={"phase": phase}) if has_phase else part
+            )
+        attributes[_REASONED_KEY] = shaped_parts
+    return attributes[_REASONED_KEY]
 
 
 def _part(part: Part, role: Role) -> "Shaped":
@@ -267,8 +323,40 @@ def count_provider_tools(response: "ModelResponse") -> Counter[str]:
     return Counter(part.tool_name for part in response.parts if isinstance(part, NativeToolCallPart))
 
 
-def parse_model_response(response: "ModelResponse", usage: Usage | None) -> Reply:
-    """Convert an answer to a reply. Reasoning is left out."""
+def find_reasoning(response: "ModelResponse", maker: str, max_tokens: int) -> Reasoning | None:
+    """Find what the model needs back of its answer. None if it gave nothing that only it can read.
+
+    Summaries are left out: they are text that anybody can read, and no model needs them back.
+    """
+    from pydantic_ai.messages import TextPart, ThinkingPart, ToolCallPart
+
+    if not maker:
+        return None
+    items: list[ReasoningItem] = []
+    pending: list[ThinkingPart] = []
+    counts: Counter[Literal["text", "call"]] = Counter()
+    for part in response.parts:
+        match part:
+            case ThinkingPart(id=str(), signature=str()):
+                pending.append(part)
+                continue
+            case TextPart(content=content) if content.strip():
+                kind: Literal["text", "call"] = "text"
+                phase = str((part.provider_details or {}).get("phase") or "")
+            case ToolCallPart():
+                kind, phase = "call", ""
+            case _:
+                continue
+        items += [ReasoningItem(kind, counts[kind], str(thought.id), str(thought.signature)) for thought in pending]
+        if phase:
+            items.append(ReasoningItem(kind, counts[kind], phase=phase))
+        counts[kind] += 1
+        pending.clear()
+    return Reasoning(maker, tuple(items), max_tokens) if items else None
+
+
+def parse_model_response(response: "ModelResponse", usage: Usage | None, reasoning: Reasoning | None = None) -> Reply:
+    """Convert an answer to a reply. Thoughts are left out."""
     from pydantic_ai.messages import TextPart, ToolCallPart
 
     parts: list[Text | ToolCall] = []
@@ -280,11 +368,19 @@ def parse_model_response(response: "ModelResponse", usage: Usage | None) -> Repl
                 parts.append(ToolCall(part.tool_call_id, join_surrogates(part.tool_name), _arguments(part.args)))
             case _:
                 pass
-    refusal = (response.provider_details or {}).get("refusal")
-    if not parts and isinstance(refusal, str):
+    if refusal := find_refusal(response):
         parts.append(_to_text(refusal))
     model, answer_id = join_surrogates(response.model_name or ""), join_surrogates(response.provider_response_id or "")
-    return Reply(tuple(parts), _stop(response, parts), usage, model, answer_id)
+    return Reply(tuple(parts), _stop(response, parts), usage, model, answer_id, reasoning)
+
+
+def find_refusal(response: "ModelResponse") -> str:
+    """Find the words of a refusal that has no other content; a stream does not have them among its text."""
+    from pydantic_ai.messages import TextPart, ToolCallPart
+
+    refusal = (response.provider_details or {}).get("refusal")
+    has_content = any(isinstance(part, TextPart | ToolCallPart) for part in response.parts)
+    return refusal if isinstance(refusal, str) and not has_content else ""
 
 
 def read_native_answer(reply: Reply, tool: str) -> Reply:
@@ -399,9 +495,7 @@ class UsageReading(msgspec.Struct, frozen=True):
 
 MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
 """Far more than the longest answer has, with each token in a separate event."""
-UsageFormat = WireFormat | Literal["responses"]
-"""The formats of reports: those of the wires, and that of OpenAI's Responses API."""
-_ENDINGS: Final[Mapping[UsageFormat, bytes]] = MappingProxyType(
+_ENDINGS: Final[Mapping[WireFormat, bytes]] = MappingProxyType(
     {"openai": b"finish_reason", "anthropic": b"stop_reason", "google": b"finishReason", "responses": b"status"}
 )
 """The JSON member that marks an answer as finished."""
@@ -414,7 +508,7 @@ class UsageReader:
     without a stream, of more than `max_size` bytes is not parsed, which would hold the event loop; it leaves no usage.
     """
 
-    def __init__(self, wire: UsageFormat, asked: str = "", max_size: int = MAX_ANSWER_BYTES) -> None:
+    def __init__(self, wire: WireFormat, asked: str = "", max_size: int = MAX_ANSWER_BYTES) -> None:
         self._asked = asked
         self._max_size = max_size
         self._skips_line = False
@@ -605,7 +699,7 @@ _COMMON: Final = {
 }
 _MODALITIES: Final = {"text": _COUNTED, "image": _COUNTED, "video": _COUNTED, "audio": _COUNTED, "document": _COUNTED}
 
-USAGE_MEMBERS: Final[Mapping[UsageFormat, Mapping[str, MemberEffect]]] = MappingProxyType(
+USAGE_MEMBERS: Final[Mapping[WireFormat, Mapping[str, MemberEffect]]] = MappingProxyType(
     {
         "openai": {
             **_COMMON,
@@ -665,7 +759,7 @@ class _PriceEffects(msgspec.Struct, frozen=True):
     unpriced: str = ""
 
 
-def read_price_effects(wire: UsageFormat, report: Mapping[str, Any]) -> _PriceEffects:
+def read_price_effects(wire: WireFormat, report: Mapping[str, Any]) -> _PriceEffects:
     """Read what the members of a report do to the price besides its counts."""
     effects = list(_list_effects(USAGE_MEMBERS[wire], report, ""))
     unpriced = next((name for name, effect in effects if effect == UNPRICED), "")
@@ -1007,7 +1101,7 @@ def _reader(shape: Any, reading: Callable[[Any], UsageReading]) -> Callable[[byt
     return lambda body: reading(decode(body))
 
 
-_READERS: Final = MappingProxyType[UsageFormat, Callable[[bytes], UsageReading]](
+_READERS: Final = MappingProxyType[WireFormat, Callable[[bytes], UsageReading]](
     {
         "openai": _reader(_Chat, _chat_reading),
         "anthropic": _reader(_MessageEvent, _message_reading),

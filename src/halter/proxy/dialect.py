@@ -25,10 +25,10 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from halter.core.agent_spec import WireFormat
 from halter.core.text import shorten
 from halter.core.usage import ModelName, ModelPrices, RequestExtras, Unpriced, UnpricedFeature, runs_locally
 from halter.models.providers import Prices
-from halter.models.wire_format import UsageFormat
 
 DialectName = Literal["messages", "chat", "responses"]
 
@@ -38,7 +38,7 @@ class WireDialect(msgspec.Struct, frozen=True):
 
     name: DialectName
     path: str
-    usage: UsageFormat
+    usage: WireFormat
     limits: tuple[str, ...]
 
     @property

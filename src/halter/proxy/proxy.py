@@ -481,7 +481,7 @@ def find_upstreams(app: Runtime, anthropic: str, openai: str) -> Mapping[str, Up
             if provider in providers:
                 raise
             continue
-        if endpoint.wire != wire:
+        if endpoint.wire != wire and (wire, endpoint.wire) != ("openai", "responses"):
             raise ConfigError(
                 f"{provider} uses the protocol of {endpoint.wire}. Choose a provider with the protocol of {wire}."
             )

@@ -117,7 +117,8 @@ def _hide_message(message: Message, rules: _HidingRules) -> _HiddenPart:
     parts = [_hide_part(part, rules) for part in message.parts]
     pairs = _NONE.union(*(part.pairs for part in parts))
     is_changed = bool(pairs) or any(isinstance(part, Text) and part.data for part in message.parts)
-    hidden_message = Message(message.role, tuple(part.what for part in parts)) if is_changed else message
+    hidden_parts = tuple(part.what for part in parts)
+    hidden_message = msgspec.structs.replace(message, parts=hidden_parts) if is_changed else message
     hidden_part = _HiddenPart(hidden_message, pairs, sum(part.growth for part in parts))
     vars(message)[_CACHE_KEY] = (rules, hidden_part)
     return hidden_part

@@ -450,13 +450,12 @@ class PromptMasker:
         is_clean = messages is prompt.messages and last_request.masked_system is prompt.system
         if is_clean and last_request.masked_tools is prompt.tools and not prompt.facts:
             return prompt
-        return Prompt(
+        return msgspec.structs.replace(
+            prompt,
             system=last_request.masked_system,
             messages=messages,
             tools=last_request.masked_tools,
-            max_output_tokens=prompt.max_output_tokens,
             facts=change_texts(prompt.facts, partial(mask_text, redact=self._redact)) if prompt.facts else prompt.facts,
-            provider_tools=prompt.provider_tools,
         )
 
     def _messages(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -465,7 +464,7 @@ class PromptMasker:
             parts = self.parts(message.parts)
             if parts is not message.parts:
                 masked_messages = masked_messages or list(messages)
-                masked_messages[index] = Message(message.role, parts)
+                masked_messages[index] = msgspec.structs.replace(message, parts=parts)
         return messages if masked_messages is None else tuple(masked_messages)
 
     def parts(self, parts: tuple[_P, ...]) -> tuple[_P, ...]:
@@ -489,7 +488,7 @@ class PromptMasker:
 
 def mask_message(message: Message, redact: Redact) -> Message:
     parts = _mask_parts(message.parts, redact)
-    return message if parts is message.parts else Message(message.role, parts)
+    return message if parts is message.parts else msgspec.structs.replace(message, parts=parts)
 
 
 def change_texts(value: Any, change: Redact) -> Any:
