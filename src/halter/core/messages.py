@@ -121,7 +121,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The contents of one request.
 
     `facts` are current values by name, for a rule-based model that cannot read text. `provider_tools` are the tools
-    that the provider runs during the request.
+    that the provider runs during the request. With `long_cache`, its beginning is cached for an hour, not for minutes.
     """
 
     system: str = ""
@@ -130,12 +130,14 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     max_output_tokens: int = 4096
     facts: Mapping[str, Any] = msgspec.field(default_factory=lambda: NO_FACTS)
     provider_tools: tuple[ProviderTool, ...] = ()
+    long_cache: bool = False
 
     @property
     def extras(self) -> RequestExtras:
         """The possible costs in addition to plain tokens, without audio."""
         max_uses = {tool.name: tool.max_uses for tool in self.provider_tools}
-        return RequestExtras(searches=max_uses.get("web_search", 0), code_executions=max_uses.get("code_execution", 0))
+        searches, runs = max_uses.get("web_search", 0), max_uses.get("code_execution", 0)
+        return RequestExtras(self.long_cache, searches, code_executions=runs)
 
 
 class AnonymizationPolicy(msgspec.Struct, frozen=True):

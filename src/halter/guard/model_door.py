@@ -373,7 +373,7 @@ class ModelDoor:
         """
         now = self._clock.now()
         terms = context.terms_of_model(model, self._prices, now)
-        prompt = self._masks.prompt(lease, request.prompt)
+        prompt = choose_cache(self._masks.prompt(lease, request.prompt), terms)
         anonymized_prompt = None if context.anonymize is None else hide_personal_data(context, prompt, terms)
         # Masked before it is encoded: JSON would escape characters of a secret.
         request_record = request.record
@@ -567,7 +567,7 @@ def _make_attempt(  # noqa: PLR0913, PLR0917 An attempt needs each of these.
     overrides: dict[str, Any] = {}
     if request.prices is not None:
         overrides["rates"] = request.prices
-    elif audio_tokens or prompt.provider_tools:
+    elif audio_tokens or prompt.provider_tools or prompt.long_cache:
         extras = msgspec.structs.replace(prompt.extras, audio_tokens=audio_tokens)
         overrides["rates"], tokens = find_extra_rates(terms, extras), extras.bound_input(tokens)
     if request.min_output_tokens > terms.base.min_output_tokens:
@@ -592,6 +592,15 @@ def _make_attempt(  # noqa: PLR0913, PLR0917 An attempt needs each of these.
         terms=terms.hold,
     )
     return msgspec.structs.replace(attempt, **overrides) if overrides else attempt
+
+
+def choose_cache(prompt: Prompt, terms: RequestTerms) -> Prompt:
+    """Cache a prompt for minutes if its model cannot cache it for an hour, or if the price of that is not known."""
+    if not prompt.long_cache:
+        return prompt
+    is_priced = not isinstance(find_extra_rates(terms, RequestExtras(long_cache=True)), Unpriced)
+    has_long_cache = is_priced and getattr(terms.model, "has_long_cache", False)
+    return prompt if has_long_cache else msgspec.structs.replace(prompt, long_cache=False)
 
 
 def find_extra_rates(terms: RequestTerms, extras: RequestExtras) -> ModelPrices | Unpriced:

@@ -181,6 +181,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     In a row: `trouble_count` counts bad turns, `pause_count` turns without a yield, `skip_count` turns that the gate
     skipped, `sleepless_turn_count` turns without a sleep between them.
 
+    Cache: `answered_at` is the time of the newest answer, `longest_interval` the longest time between two answers of
+    this turn that a cache of an hour survives, and `previous_interval` that of the turn before.
+
     End: `is_settled` says that the session has parked or ended because of the turn's end. `trouble` says why no model
     answered when the session last parked inside a turn, and `troubled_at` since when; both last until a model answers.
     """
@@ -231,6 +234,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     is_held_back: bool = False
     trouble: str = ""
     troubled_at: int = 0
+    answered_at: int = 0
+    longest_interval: int = 0
+    previous_interval: int = 0
 
     @property
     def has_ending_call(self) -> bool:
@@ -253,6 +259,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             is_active=not quiet,
             trouble=self.trouble,
             troubled_at=self.troubled_at,
+            answered_at=self.answered_at,
+            previous_interval=self.longest_interval,
         )
 
     def with_skip(self, skip_count: int, at: int) -> "Turn":
@@ -276,6 +284,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             calls=calls,
             cut=False,
             last_event_at=at,
+            answered_at=at,
+            longest_interval=max(self.longest_interval, find_cached_interval(self.answered_at, at)),
         )
 
     def with_attempt(self, attempt: int, at: int) -> "Turn":
@@ -456,6 +466,29 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def time_worked(self, now: int) -> int:
         resumed_at = self.clock_started_at
         return self.work_time if resumed_at is None or now <= resumed_at else self.work_time + now - resumed_at
+
+
+CACHE_LIFETIME: Final = 5 * MINUTE
+"""The time after which a provider forgets the beginning of a prompt, unless it is asked to keep it for an hour."""
+LONG_CACHE_LIFETIME: Final = HOUR
+
+
+def find_cached_interval(answered_at: int, now: int) -> int:
+    """Find the time since an answer; 0 if there was none, or if no cache lasts that long."""
+    interval = now - answered_at if answered_at else 0
+    return interval if interval <= LONG_CACHE_LIFETIME else 0
+
+
+def needs_long_cache(turn: Turn, now: int, min_sleep: int) -> bool:
+    """Decide whether to have the beginning of a prompt cached for an hour, which costs more than for minutes.
+
+    It is worth it if a request comes more than five minutes after the one before, and within the hour. That is expected
+    of a session in which that happened in this turn or the one before, and at first of one that never sleeps for less.
+    """
+    if turn.number <= 1 and CACHE_LIFETIME < min_sleep <= LONG_CACHE_LIFETIME:
+        return True
+    interval = find_cached_interval(turn.answered_at, now)
+    return max(interval, turn.longest_interval, turn.previous_interval) > CACHE_LIFETIME
 
 
 MAX_SLEEP_SECONDS: Final = 100 * 365 * 24 * 3600

@@ -279,7 +279,7 @@ class TurnLoop:
                     work_time = history.turn.time_worked(now)
                 if fits_window:
                     request, model = (
-                        self._make_request(step.model, volatile, work_time),
+                        self._make_request(step.model, volatile, now, work_time),
                         self._settings.models[step.model],
                     )
                     # Thousands of sessions may wait here: no frame is between the turn and the door.
@@ -327,7 +327,7 @@ class TurnLoop:
             self.turn = self.turn.with_failure(self.turn.attempt_count, FailedAttempt(too_large), self._read_time())
         return not too_large
 
-    def _make_request(self, model_index: int, volatile: str, work_time: int) -> ModelRequest:
+    def _make_request(self, model_index: int, volatile: str, now: int, work_time: int) -> ModelRequest:
         """Make the next request of the turn to a model."""
         turn, transcript = self._history.turn, self._history.transcript
         nonce = f"{self._rng.getrandbits(40):08x}" if self._model_settings.tool_calls == "text" else ""
@@ -335,12 +335,15 @@ class TurnLoop:
         built_prompt = build_prompt(
             self._start, transcript, self._model_settings, volatile, nonce, facts, last_words=last_words
         )
+        prompt = built_prompt.prompt
+        if not last_words and decide.needs_long_cache(turn, now, self.rules.min_sleep):
+            prompt = msgspec.structs.replace(prompt, long_cache=True)
         timeout, turn_timeout = MODEL_REQUEST_TIMEOUT, self.rules.timeout
         if turn_timeout and (remaining := turn_timeout - work_time) < timeout:
             timeout = max(1, remaining)
         return ModelRequest(
             id=f"{self._session}.t{turn.number}_{turn.steps}",
-            prompt=built_prompt.prompt,
+            prompt=prompt,
             timeout=timeout,
             record=RequestRecord(built_prompt.ending, nonce),
             input_tokens=self._window.bound(self._names[model_index], built_prompt.size),

@@ -52,6 +52,7 @@ from halter.core.usage import ModelName, Usage, is_local_address
 from halter.models.cloud_credentials import CloudCredentials
 from halter.models.wire_format import (
     MAX_ANSWER_BYTES,
+    CacheLifetime,
     ToolDefinitions,
     UsageReader,
     count_provider_tools,
@@ -444,14 +445,15 @@ def always_reasons(profile: Mapping[str, Any], effort: ThinkingEffort | None) ->
     return bool(profile.get("openai_supports_reasoning") and (is_default or profile.get("thinking_always_enabled")))
 
 
-def make_message_settings(prompt: Prompt, *, marks_cache: bool) -> dict[str, Any]:
-    """Make the settings of Anthropic's protocol. It caches only up to marks.
+def make_message_settings(prompt: Prompt, lifetime: CacheLifetime | None) -> dict[str, Any]:
+    """Make the settings of Anthropic's protocol. It caches only up to marks, and for the lifetime of each.
 
-    Tools and system text are constant in a session, so their ends are marks.
+    Tools and system text are constant in a session, so their ends are marks. All have one lifetime: a mark of minutes
+    before one of an hour is rejected.
     """
     settings: dict[str, Any] = {}
-    if marks_cache:
-        settings |= {"anthropic_cache_tool_definitions": True, "anthropic_cache_instructions": True}
+    if lifetime:
+        settings |= {"anthropic_cache_tool_definitions": lifetime, "anthropic_cache_instructions": lifetime}
     if prompt.provider_tools:
         # Otherwise its newer models search from code that runs at the provider, even if that is not declared.
         settings["anthropic_web_tools_allowed_callers"] = ["direct"]
@@ -713,6 +715,11 @@ class WireModel:
     def count(self, prompt: Prompt) -> int:
         return bound_prompt_tokens(prompt)
 
+    @property
+    def has_long_cache(self) -> bool:
+        """True if the provider can cache for an hour. Only Anthropic itself is known to take that."""
+        return self.wire == "anthropic" and self.name.provider == "anthropic" and self.terms.prompt_cache
+
     async def ask(self, prompt: Prompt, permit: Permit, on_text: TextListener | None = None) -> Reply:
         send = _send.open(permit)
         async with open_exchange() as exchange:
@@ -779,13 +786,14 @@ class WireModel:
             and profile.get("openai_supports_prompt_cache_breakpoints", False)
         )
         marks_cache = can_mark and self.terms.prompt_cache
+        lifetime: CacheLifetime = "1h" if prompt.long_cache and self.has_long_cache else "5m"
         effort = self._habits.thinking
         temperature = None if always_reasons(profile, effort) else self._habits.temperature
         thinking = choose_thinking(effort, prompt) if self.wire == "anthropic" else effort
         settings: dict[str, Any] = {**make_model_settings(prompt.max_output_tokens, temperature, thinking)}
         match self.wire:
             case "anthropic":
-                settings |= make_message_settings(prompt, marks_cache=marks_cache)
+                settings |= make_message_settings(prompt, lifetime if marks_cache else None)
             case "responses":
                 settings |= make_response_settings(can_mark=can_mark, marks_cache=marks_cache)
             case "openai" | "google":
@@ -793,7 +801,7 @@ class WireModel:
         if self.terms.prompt_cache and self._has_cache_keys:
             settings["openai_prompt_cache_key"] = make_cache_key(prompt)
         return {
-            "messages": shape_history(prompt.messages, cache_points=marks_cache, maker=self._maker),
+            "messages": shape_history(prompt.messages, lifetime if marks_cache else None, maker=self._maker),
             "model_settings": settings,
             "model_request_parameters": self._definitions.parameters(prompt, form),
         }

@@ -76,6 +76,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+CacheLifetime = Literal["5m", "1h"]
+"""How long a provider keeps what is cached after its last use. OpenAI's models have a lifetime of their own."""
+
 EMPTY_MESSAGE: Final = "(empty)"
 """Replaces an empty message, which providers reject."""
 
@@ -90,30 +93,32 @@ _NO_NAME: Final = re.compile(r"[^A-Za-z0-9_-]")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
-def shape_history(messages: Sequence[Message], *, cache_points: bool = False, maker: str = "") -> "list[ModelMessage]":
+def shape_history(
+    messages: Sequence[Message], cache: CacheLifetime | None = None, *, maker: str = ""
+) -> "list[ModelMessage]":
     """Convert a history into alternating turns, with the reasoning that `maker` can read.
 
-    The newest turn has a cache point before its volatile text: a cache entry that includes that text would be paid for
-    and never read. The user turn before has one at its end, where the previous request left its entry: a provider
-    searches back from a cache point only over a limited number of blocks.
+    With a `cache`, the newest turn has a cache point before its volatile text: a cache entry that includes that text
+    would be paid for and never read. The user turn before has one at its end, where the previous request left its
+    entry: a provider searches back from a cache point only over a limited number of blocks.
     """
     turns = [_turn(role, group, maker) for role, group in groupby(filter(_shape_once, messages), key=_role)]
-    if cache_points:
+    if cache:
         from pydantic_ai.messages import ModelRequest
 
         requests = [turn for turn in turns if isinstance(turn, ModelRequest)]
         for turn in requests[-2:-1]:
-            _mark_for_cache(turn, len(turn.parts))
+            _mark_for_cache(turn, len(turn.parts), cache)
         for turn in requests[-1:]:
-            _mark_for_cache(turn, len(turn.parts) - _ends_volatile(messages))
+            _mark_for_cache(turn, len(turn.parts) - _ends_volatile(messages), cache)
     return turns
 
 
-def _mark_for_cache(turn: "ModelRequest", end: int) -> None:
+def _mark_for_cache(turn: "ModelRequest", end: int, cache: CacheLifetime) -> None:
     from pydantic_ai.messages import CachePoint, UserPromptPart
 
     if end:
-        turn.parts = [*turn.parts[:end], UserPromptPart([CachePoint()]), *turn.parts[end:]]
+        turn.parts = [*turn.parts[:end], UserPromptPart([CachePoint(ttl=cache)]), *turn.parts[end:]]
 
 
 def _ends_volatile(messages: Sequence[Message]) -> bool:
