@@ -482,3 +482,8 @@ def test_openai_is_asked_over_responses_at_its_own_address_and_over_chat_at_anot
     described = {"openai": Provider(wire="openai", base_url="https://api.openai.com/v1")}
     assert find_endpoint(name, described, key.get)[0].wire == "openai"
     assert make_model("openai:gpt-5.6", {}, key.get).wire == "responses"
+
+
+@pytest.mark.parametrize("model", ["gpt-audio", "gpt-audio-mini", "gpt-4o-audio-preview", "gpt-4o-search-preview"])
+def test_a_model_that_only_chat_completions_has_is_asked_there(model: str) -> None:
+    assert make_model(f"openai:{model}", {}, {"OPENAI_API_KEY": "made-up"}.get).wire == "openai"

@@ -168,17 +168,21 @@ KNOWN_PROVIDERS: Final[Mapping[str, KnownProvider]] = MappingProxyType(
 
 
 _RESPONSES_HOSTS: Final = (".api.openai.com", ".openai.azure.com")
+_CHAT_ONLY: Final = re.compile(r".*-(?:audio|search-preview)(?:-|$)")
+"""Models of OpenAI that only Chat Completions has."""
 
 
-def choose_wire(provider: str, url: str) -> WireFormat:
+def choose_wire(provider: str, url: str, model: str = "") -> WireFormat:
     """Choose the protocol of an endpoint whose protocol is not configured.
 
     OpenAI's current models take tools while they reason only over `responses`, which few compatible servers speak. So
     it is chosen for OpenAI's and Azure's own addresses, and for a provider called `azure` at any address.
     """
     known_wire = KNOWN_PROVIDERS.get(provider, UNKNOWN_PROVIDER).wire
+    if known_wire != "openai" or _CHAT_ONLY.match(model):
+        return known_wire
     is_own = f".{urlsplit(url).hostname or ''}".endswith(_RESPONSES_HOSTS)
-    return "responses" if known_wire == "openai" and (is_own or provider == "azure") else known_wire
+    return "responses" if is_own or provider == "azure" else known_wire
 
 
 class BrainSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -355,7 +355,11 @@ class ProviderSpec(Spec, frozen=True):
     ) = UNSET
     prompt_cache: (
         Annotated[
-            bool, Meta(description="`false` disables Anthropic's prompt cache; other providers cache automatically.")
+            bool,
+            Meta(
+                description="`false` disables the prompt cache of Anthropic's models and of OpenAI's from gpt-5.6 on; "
+                "others cache automatically."
+            ),
         ]
         | UnsetType
     ) = UNSET

@@ -172,7 +172,11 @@ def explain_unheard(message: Message, model: ModelName, wire: WireFormat) -> str
     unsupported_part = next((part for part in audio_parts if part.media not in (WAV, MP3)), None)
     if audio_parts and wire in ("anthropic", "responses"):
         audio = audio_parts[0]
-        return f"{model} takes no audio, but {audio.source} is {audio.media}. Use a model that takes audio."
+        other_wire = f", or set `providers.{model.provider}.wire` to `openai`" if wire == "responses" else ""
+        return (
+            f"{model} takes no audio over the wire {wire}, but {audio.source} is {audio.media}. "
+            f"Use a model that takes audio{other_wire}."
+        )
     if unsupported_part is not None and wire == "openai":
         return (
             f"{model} takes audio as WAV or MP3, but {unsupported_part.source} is {unsupported_part.media}. Convert it."

@@ -706,7 +706,7 @@ def _resolve_known_provider(name: ModelName, find_key: FindKey) -> tuple[Endpoin
         raise ConfigError(f"{name} has no address. Set {provider.url_from}, or {_describe(name)}")
     url = _address(_complete_url(url_override, provider), provider.url_from) if url_override else provider.base_url
     # A local server always keeps its address, which shows whether it runs on this machine.
-    wire = choose_wire(name.provider, url)
+    wire = choose_wire(name.provider, url, name.model)
     return Endpoint(wire, url, usual=not (url_override or provider.local)), _find_key_in_variables(
         name, provider, url, find_key
     )
