@@ -234,14 +234,21 @@ def _response_report(output: int) -> dict[str, Any]:
 
 
 def _response_whole(status: str = "completed") -> dict[str, Any]:
-    content = [{"type": "output_text", "text": "".join(ANSWER_PARTS), "annotations": []}]
+    content: list[Any] = [{"type": "output_text", "text": "".join(ANSWER_PARTS), "annotations": list[Any]()}]
     message = {"type": "message", "id": "msg", "role": "assistant", "status": "completed", "content": content}
-    head = {"id": "resp", "object": "response", "created_at": 1, "model": "m", "status": status, "output": [message]}
+    head: dict[str, Any] = {
+        "id": "resp",
+        "object": "response",
+        "created_at": 1,
+        "model": "m",
+        "status": status,
+        "output": [message],
+    }
     return {**head, "tools": [], "tool_choice": "auto", "parallel_tool_calls": True, **_response_report(OUTPUT)}
 
 
 def _response_events(_: Reports) -> Iterator[Mapping[str, Any]]:
-    opening = {**_response_whole("in_progress"), "output": [], "usage": None}
+    opening: dict[str, Any] = {**_response_whole("in_progress"), "output": [], "usage": None}
     item, place = _response_whole()["output"][0], {"item_id": "msg", "output_index": 0, "content_index": 0}
     yield {"type": "response.created", "sequence_number": 0, "response": opening}
     yield {"type": "response.output_item.added", "sequence_number": 1, "output_index": 0, "item": item}

@@ -14,7 +14,7 @@ from halter.core.messages import Message, Prompt, Reply, make_user_message
 from halter.core.tools import Permit, ToolSpec
 from halter.core.usage import ModelName
 from halter.models.wire import WireModel
-from tests.wires.openai_rules import object_to
+from tests.wires.openai_rules import find_code, object_to
 
 Finish = Literal["stop", "calls", "length", "filter"]
 Event = tuple[str, bytes]
@@ -170,7 +170,12 @@ class Provider:
             return False
         self.asked.append(asked)
         if self.strict and (objection := object_to(asked.path, asked.body, self.sealed)):
-            error = {"message": objection, "type": "invalid_request_error", "param": "input", "code": None}
+            error = {
+                "message": objection,
+                "type": "invalid_request_error",
+                "param": "input",
+                "code": find_code(objection),
+            }
             writer.write(plain(Raw(400, json.dumps({"error": error}).encode())))
             await writer.drain()
             return True

@@ -73,5 +73,9 @@ def object_to_item(items: list[dict[str, Any]], at: int, body: dict[str, Any], s
     return ""
 
 
+def find_code(objection: str) -> str | None:
+    return "invalid_encrypted_content" if objection.startswith("The encrypted content") else None
+
+
 def missing(key: str) -> str:
     return f"Item with id '{key}' not found. Items are not persisted when `store` is set to false."

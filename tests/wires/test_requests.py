@@ -59,9 +59,16 @@ def role(turn: dict[str, Any]) -> str:
 
 
 def without_marks(value: Any) -> Any:
-    """Leave out where a provider is told to cache: the marks move, and are no part of what is cached."""
+    """Leave out where a provider is told to cache: the marks move, and are no part of what is cached.
+
+    Over the wire `responses` a text with a mark is a list of one part, and the same text without one is a string.
+    """
     if isinstance(value, dict):
-        return {key: without_marks(each) for key, each in value.items() if key != "cache_control"}
+        marks = ("cache_control", "prompt_cache_breakpoint")
+        kept = {key: without_marks(each) for key, each in value.items() if key not in marks}
+        return kept["text"] if kept.keys() == {"type", "text"} and kept["type"] == "input_text" else kept
+    if isinstance(value, list) and len(value) == 1 and isinstance(text := without_marks(value[0]), str):
+        return text
     return [without_marks(each) for each in value] if isinstance(value, list) else value
 
 
@@ -246,7 +253,7 @@ async def test_arguments_that_a_model_got_wrong_can_be_shown_to_it_again(desk: A
     assert (await desk.ask(desk.prompt(make_user_message("Go."), called, message))).text == "Yes."
     outcome = {
         "openai": lambda body: json.loads(body["messages"][2]["tool_calls"][0]["function"]["arguments"]),
-        "responses": lambda body: json.loads(body["input"][1]["arguments"]),
+        "responses": lambda body: json.loads(body["input"][2]["arguments"]),
         "anthropic": lambda body: body["messages"][1]["content"][0]["input"],
         "google": lambda body: body["contents"][1]["parts"][0]["functionCall"].get("args", {}),
     }[desk.wire](desk.provider.last)

@@ -176,6 +176,30 @@ async def test_another_process_continues_with_the_reasoning_in_the_journal(desk_
     ]
 
 
+@pytest.mark.parametrize("model", ["azure:gpt-5.6", "House:openai/gpt-5.6", "House:gpt-9-nova"])
+async def test_other_providers_of_the_protocol_get_back_their_own(desk_of: Desk, model: str) -> None:
+    desk_of.provider.strict = not model.startswith("House:openai/")
+    desk_of.calls("a.log", sealed=(SEALED,))
+    desk_of.provider.says("Empty.")
+    at = {"wire": "responses", "base_url": f"http://127.0.0.1:{desk_of.provider.port}/v1"}
+    providers = {model.partition(":")[0]: at}
+    result = await desk_of.agent(model=model, providers=providers, fleet={"models": {model: PRICE}}).run("Look.")
+    assert result.state == "COMPLETED"
+    assert [item["encrypted_content"] for item in desk_of.inputs[1] if "encrypted_content" in item] == [SEALED]
+
+
+async def test_reasoning_that_another_account_encrypted_is_left_out_and_the_session_continues(desk_of: Desk) -> None:
+    desk_of.calls("a.log", sealed=(SEALED,))
+    desk_of.provider.says("Empty.")
+    first = await desk_of.agent().run("Look.", kind="chat")
+    desk_of.provider.sealed.clear()
+    second = await desk_of.agent().run("Sure?", session=first.session, kind="chat")
+    assert (second.text, second.receipt.requests[-1].outcome) == ("Empty.", "ok")
+    assert (SEALED in json.dumps(desk_of.inputs[-2]), SEALED in json.dumps(desk_of.inputs[-1])) == (True, False)
+    errors = [fact["error"] for fact in desk_of.facts("request_settled") if "error" in fact]
+    assert [error.partition(":")[0] for error in errors] == ["ForeignReasoning"]
+
+
 async def test_a_fork_continues_with_it_too(desk_of: Desk) -> None:
     desk_of.calls("a.log", sealed=(SEALED,))
     desk_of.provider.says("Empty.")
@@ -449,6 +473,44 @@ async def test_the_key_of_the_cache_is_that_of_the_session_and_says_nothing_abou
     keys = [asked.body["prompt_cache_key"] for asked in desk.provider.asked]
     assert keys[0] == keys[1] == keys[2] != keys[3]
     assert all(len(key) == 32 and key.isalnum() for key in keys)
+
+
+def list_units(body: dict[str, Any]) -> list[tuple[str, bool]]:
+    """List what a request consists of, in its order, and which of it ends with a mark."""
+    units = [(json.dumps(body.get("tools", [])), False)]
+    for item in body["input"]:
+        key = "output" if "output" in item else "content"
+        parts = item.get(key) if isinstance(item.get(key), list) else [{"text": item.get(key)}]
+        rest = {name: value for name, value in item.items() if name != key}
+        units += [(json.dumps([rest, part.get("text")]), "prompt_cache_breakpoint" in part) for part in parts]
+    return units
+
+
+def compute_cached_share(bodies: list[dict[str, Any]]) -> float:
+    """Compute the share of the input that is read from a cache which is found only at marks, as OpenAI's is."""
+    cached: set[str] = set()
+    read = total = 0
+    for body in bodies:
+        prefix, marked = "", [""]
+        for text, is_marked in list_units(body):
+            prefix += text
+            marked += [prefix] if is_marked else []
+        read += max(len(each) for each in marked if each in cached or not each)
+        total += len(prefix)
+        cached |= {*marked}
+    return read / total
+
+
+async def test_of_a_session_of_twenty_steps_nearly_all_input_is_read_from_the_cache(desk_of: Desk) -> None:
+    for step in range(19):
+        desk_of.calls(f"{step}.log", text=f"I look for the {step}th time.", sealed=(f"{SEALED}{step}",))
+    desk_of.provider.says("Empty.")
+    result = await desk_of.agent(instructions="Be brief. " * 100, max_cost_usd=5).run("Look at all logs.")
+    assert result.state == "COMPLETED"
+    bodies = [asked.body for asked in desk_of.provider.asked]
+    assert len(bodies) == 20
+    assert len({json.dumps(body["input"][-1]) for body in bodies}) == 20, "each ends with what is true only now"
+    assert compute_cached_share(bodies) > 0.9
 
 
 # Which wire

@@ -312,6 +312,7 @@ def _make_reasoning_profile(name: ModelName) -> "ModelProfile | None":
 
     A newer one is sent only the efforts that nearly all of its kind accept.
     """
+    from pydantic_ai.profiles import merge_profile
     from pydantic_ai.profiles.openai import OpenAIModelProfile, openai_model_profile
 
     model = name.model.rpartition("/")[2]
@@ -320,18 +321,16 @@ def _make_reasoning_profile(name: ModelName) -> "ModelProfile | None":
     profile = openai_model_profile(model)
     if profile.get("supports_thinking") or _NEWER_MODELS.match(model) is None:
         return profile
-    return OpenAIModelProfile(
-        **profile
-        | {
-            "supports_thinking": True,
-            "thinking_enabled_by_default": True,
-            "thinking_always_enabled": True,
-            "openai_supports_reasoning": True,
-            "openai_supports_encrypted_reasoning_content": True,
-            "openai_supports_prompt_cache_breakpoints": True,
-            "openai_reasoning_efforts": frozenset(("low", "medium", "high")),
-        }
+    newer = OpenAIModelProfile(
+        supports_thinking=True,
+        thinking_enabled_by_default=True,
+        thinking_always_enabled=True,
+        openai_supports_reasoning=True,
+        openai_supports_encrypted_reasoning_content=True,
+        openai_supports_prompt_cache_breakpoints=True,
+        openai_reasoning_efforts=frozenset(("low", "medium", "high")),
     )
+    return merge_profile(profile, newer)
 
 
 def _forget_environment(client: "AsyncOpenAI") -> None:
@@ -605,6 +604,15 @@ def _list_causes(error: BaseException | None) -> list[BaseException]:
     return causes
 
 
+def has_unreadable_reasoning(error: Exception) -> bool:
+    """Return True if a provider rejected reasoning that it did not encrypt itself, or not for this account."""
+    match getattr(error, "body", None):
+        case {"code": "invalid_encrypted_content"} | {"error": {"code": "invalid_encrypted_content"}}:
+            return True
+        case _:
+            return False
+
+
 def make_cut_error(name: ModelName, exchange: "Exchange") -> ModelUnavailable:
     """Make the error for an answer that ended before it was complete, even if the connection was closed cleanly."""
     return _unfinished_error(f"CutStream: the answer of {name} ended before it was complete", exchange)
@@ -704,6 +712,7 @@ class WireModel:
         self._url = url
         self._has_cache_keys = wire == "responses" or (name.provider == "openai" and base_url is None)
         self._maker = f"{name} at {urlsplit(url).netloc.rpartition('@')[2]}" if wire == "responses" else ""
+        self._sends_reasoning = True
         self._key = key
         self._habits = habits
         self.terms = terms
@@ -801,13 +810,20 @@ class WireModel:
         if self.terms.prompt_cache and self._has_cache_keys:
             settings["openai_prompt_cache_key"] = make_cache_key(prompt)
         return {
-            "messages": shape_history(prompt.messages, lifetime if marks_cache else None, maker=self._maker),
+            "messages": shape_history(
+                prompt.messages, lifetime if marks_cache else None, maker=self._maker if self._sends_reasoning else ""
+            ),
             "model_settings": settings,
             "model_request_parameters": self._definitions.parameters(prompt, form),
         }
 
     def _make_error(self, exchange: Exchange, error: Exception, *, is_started: bool) -> ModelError:
         terms = self.terms
+        if self._sends_reasoning and has_unreadable_reasoning(error):
+            # Its key belongs to another account than the one before. The next attempt does without.
+            self._sends_reasoning = False
+            sentence = f"ForeignReasoning: {self.name} cannot read its earlier reasoning, which is left out from now on"
+            return ModelUnavailable(sentence, billed=False)
         return translate_library_error(
             error, self.name, self._key, exchange, url=self._url, is_started=is_started, bills_errors=terms.bills_errors
         )
