@@ -25,7 +25,7 @@ def sentence(name: str, environment: Mapping[str, str] | None = None, **options:
 @pytest.mark.parametrize(
     ("name", "variable", "wire"),
     [
-        ("openai:gpt-5", "OPENAI_API_KEY", "openai"),
+        ("openai:gpt-5", "OPENAI_API_KEY", "responses"),
         ("anthropic/claude-opus-4-8", "ANTHROPIC_API_KEY", "anthropic"),
         ("google:gemini-2.5-pro", "GEMINI_API_KEY", "google"),
         ("gemini:gemini-2.5-pro", "GOOGLE_API_KEY", "google"),
