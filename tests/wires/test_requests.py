@@ -429,6 +429,13 @@ async def test_a_file_of_a_tool_is_sent_as_a_file_with_its_result(desk: Any, wir
         case "openai":
             # Results of calls take no pictures there: they follow as a message.
             assert [turn["role"] for turn in turns(desk.provider.last)[-2:]] == ["tool", "user"]
+        case "responses":
+            result = turns(desk.provider.last)[-1]
+            kind = "input_image" if file.name == "a.png" else "input_file"
+            assert (result["type"], [part["type"] for part in result["output"]]) == (
+                "function_call_output",
+                ["input_text", kind],
+            )
         case _:
             assert turns(desk.provider.last)[-1]["role"] == "user"
 
