@@ -15,7 +15,7 @@ from fastapi import FastAPI, Header, HTTPException
 from halter import Agent, NotDone, Store
 
 store = Store("runs.db")
-accountant = Agent("accountant", model="anthropic:claude-sonnet-4-5", store="runs.db", instructions="You pay bills.")
+accountant = Agent("accountant", model="anthropic:claude-sonnet-5-5", store="runs.db", instructions="You pay bills.")
 
 
 @accountant.tool(level="PRIVILEGED", effect="write")

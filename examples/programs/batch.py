@@ -23,7 +23,7 @@ class Review(BaseModel):
 
 sorter = Agent(
     "sorter",
-    model="anthropic:claude-sonnet-4-5",
+    model="anthropic:claude-sonnet-5-5",
     store="runs.db",
     output_type=Review,
     limits={"max_cost_usd": 0.02, "max_cost_usd_per_day": 2.00},

@@ -24,7 +24,7 @@ class Invoice(BaseModel):
 
 clerk = Agent(
     "clerk",
-    model="anthropic:claude-sonnet-4-5",
+    model="anthropic:claude-sonnet-5-5",
     store="runs.db",
     output_type=Invoice,
     instructions="Copy what the invoice says. Never compute an amount.",

@@ -13,19 +13,19 @@ PRICES = {"basic": 9, "team": 29, "company": 99}
 
 sales = Agent(
     "sales",
-    model="anthropic:claude-sonnet-4-5",
+    model="anthropic:claude-sonnet-5-5",
     store="runs.db",
     instructions="Look up prices before you name them.",
 )
 refunds = Agent(
     "refunds",
-    model="anthropic:claude-sonnet-4-5",
+    model="anthropic:claude-sonnet-5-5",
     store="runs.db",
     instructions="You talk to a customer who wants a refund. Read the order first, then decide.",
 )
 desk = Agent(
     "desk",
-    model="anthropic:claude-sonnet-4-5",
+    model="anthropic:claude-sonnet-5-5",
     store="runs.db",
     max_cost_usd=0.50,
     instructions="Answer questions in one sentence. Ask your colleagues for what you do not know.",

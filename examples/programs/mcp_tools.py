@@ -14,7 +14,7 @@ SERVER = Path(__file__).with_name("mcp_server.py")
 
 reader = Agent(
     "reader",
-    model="anthropic:claude-sonnet-4-5",
+    model="anthropic:claude-sonnet-5-5",
     store="runs.db",
     instructions="Find books for the reader, and reserve one only if the reader asks for it.",
     mcp_servers={"library": {"command": sys.executable, "args": [str(SERVER)]}},

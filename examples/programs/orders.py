@@ -13,7 +13,7 @@ class Shop:
 
 desk = Agent(
     "desk",
-    model="anthropic:claude-sonnet-4-5",
+    model="anthropic:claude-sonnet-5-5",
     store="runs.db",
     deps_type=Shop,
     instructions="Answer questions of customers about their orders.",

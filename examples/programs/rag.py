@@ -14,7 +14,7 @@ from halter import Agent, Deps
 
 librarian = Agent(
     "librarian",
-    model="anthropic:claude-sonnet-4-5",
+    model="anthropic:claude-sonnet-5-5",
     store="runs.db",
     deps_type=sqlite3.Connection,
     instructions="Search before you answer. Answer from the sections that you found, and name them.",

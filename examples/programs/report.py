@@ -14,7 +14,7 @@ from halter import Agent, Deps
 
 reporter = Agent(
     "reporter",
-    model="anthropic:claude-sonnet-4-5",
+    model="anthropic:claude-sonnet-5-5",
     store="runs.db",
     deps_type=sqlite3.Connection,
     max_cost_usd=0.25,

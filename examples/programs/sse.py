@@ -16,7 +16,7 @@ from halter import Agent, CallBegan, Result, StreamChunk
 
 guide = Agent(
     "guide",
-    model="anthropic:claude-sonnet-4-5",
+    model="anthropic:claude-sonnet-5-5",
     store="runs.db",
     instructions="You show visitors around a small town.",
 )

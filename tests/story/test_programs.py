@@ -179,7 +179,7 @@ async def test_a_batch_that_is_started_again_asks_the_model_for_nothing(
     """All of them together could pass the cap: they wait for one another."""
     answer = make_call("final_answer", value={"about": "price", "is_complaint": True})
     model = FunctionModel(lambda _: Reply((answer,), "calls", usage=Usage(1000, 100)))
-    vars(model)["name"] = ModelName.parse("anthropic:claude-sonnet-4-5")
+    vars(model)["name"] = ModelName.parse("anthropic:claude-sonnet-5-5")
     texts, printed, spent = [f"Too dear, for the {number}th time." for number in range(200)], list[str](), list[str]()
     for _ in range(2):
         program = load("batch")
