@@ -159,7 +159,7 @@ class _CrewRun:
         """
         effect = self._wait(self._begin(judge))
         if not effect.admission.done():
-            return effect.settled.result()  # The result of this effect in an earlier process, which died.
+            return effect.settlement.result()  # The result of this effect in an earlier process, which died.
         try:
             value, report = perform(effect.admission.result())
         except Exception as error:
