@@ -98,13 +98,10 @@ clients: setup system
 		$(BIN)/uv pip install --quiet --system-certs --python $(CLIENTS)/$$name/bin/python "$$@" || exit; done
 	HALTER_CLIENTS=$(abspath $(CLIENTS)) $(BIN)/python -m pytest -m clients -o faulthandler_timeout=900 tests/clients
 
-# Frameworks that cannot be installed beside Halter's own requirements, each in an environment of its own.
-frameworks: setup
-	@for pins in tests/adapters/requirements/*.txt; do name=$$(basename $$pins .txt); \
-		$(MAKE) --no-print-directory setup VENV=.frameworks/$$name && \
-		.frameworks/$$name/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $$pins && \
-		.frameworks/$$name/bin/python -m pytest -k $$name tests/adapters/test_$$name.py tests/adapters/test_kill.py \
-			tests/docs/test_framework_pages.py || exit; done
+# Each adapter beside the newest version of its framework, as plain pip installs them; `ONLY=crewai` tries one of them.
+frameworks:
+	@scripts/system-packages python
+	@$(PYTHON) scripts/frameworks.py $(ONLY)
 
 # The oldest versions that the requirements admit, in an environment of their own. Libraries warn there of what newer ones
 # have changed.
@@ -140,7 +137,7 @@ versions: system
 lock: setup
 	$(COMPILE) pyproject.toml --all-extras --group dev --output-file requirements/dev.txt
 	$(COMPILE) pyproject.toml --output-file requirements/plain.txt
-	for peer in bench/peers/requirements/*.in tests/adapters/requirements/*.in; do $(COMPILE) $$peer --output-file $${peer%.in}.txt || exit; done
+	for peer in bench/peers/requirements/*.in; do $(COMPILE) $$peer --output-file $${peer%.in}.txt || exit; done
 
 clean:
 	rm -rf $(VENV) .versions .clients .frameworks .aimock .axe .pictures .bench .pytest_cache .ruff_cache .import_linter_cache .mypy_cache .hypothesis .coverage .coverage.* htmlcov build dist
