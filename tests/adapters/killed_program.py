@@ -145,7 +145,7 @@ async def run_claude_sdk(program: Program) -> str:
         return (await sdk.run(agent, "Go on.", resume=kept)).result or ""
 
 
-async def run_crewai(program: Program, *, made_first: bool = False) -> str:
+async def run_crewai(program: Program, way: str = "kickoff", *, made_first: bool = False) -> str:
     """A crew has no pause: it is killed while it waits, or after a call, and the same kickoff takes its session up."""
     os.environ |= {"CREWAI_STORAGE_DIR": str(program.folder / "crewai"), "HOME": str(program.folder)}
     from tests.adapters import test_crewai
@@ -159,11 +159,11 @@ async def run_crewai(program: Program, *, made_first: bool = False) -> str:
     desk = program.at_desk()
     desk.lease = 1.0
     crew = test_crewai.make_guarded(desk, "SAFE" if made_first else "PRIVILEGED", model=Dying())
-    kickoff = asyncio.create_task(asyncio.to_thread(crew.kickoff, conversation="one"))
+    kickoff = asyncio.create_task(test_crewai.kickoff(crew, way, conversation="one"))
     if program.load() is None and not made_first:
         await test_crewai.wait_for_question(desk)
         program.keep_and_die(b"{}")
-    return (await kickoff).raw
+    return await kickoff
 
 
 FRAMEWORKS: Mapping[str, Callable[[Program], Coroutine[Any, Any, str]]] = {
@@ -175,7 +175,8 @@ FRAMEWORKS: Mapping[str, Callable[[Program], Coroutine[Any, Any, str]]] = {
     "claude_sdk": run_claude_sdk,
     "crewai": run_crewai,
 }
-AFTER_A_CALL = {"crewai": partial(run_crewai, made_first=True)}
+AFTER_A_CALL = {way: partial(run_crewai, way=way, made_first=True) for way in ("kickoff", "akickoff")}
+"""The ways to run a crew, which alone begins again from its beginning."""
 
 if __name__ == "__main__":
     known = AFTER_A_CALL if "--after-a-call" in sys.argv else FRAMEWORKS

@@ -20,6 +20,7 @@ os.environ |= {"CREWAI_DISABLE_TELEMETRY": "true", "OTEL_SDK_DISABLED": "true", 
 pytest.importorskip("crewai")  # It warns while it is imported.
 
 from crewai import Agent, BaseLLM, Crew, Process, Task
+from crewai.events.types.llm_events import LLMCallType
 from crewai.hooks import (
     register_before_llm_call_hook,
     register_before_tool_call_hook,
@@ -62,15 +63,28 @@ class FunctionModel(BaseLLM):
         return self.native
 
     def call(self, messages: Any, tools: Any = None, *_: Any, **__: Any) -> Any:
-        assert self.n is None
-        self.requests.append(self.max_tokens)
         if self.gate is not None:
             self.gate.wait(60)
+        return self._answer(messages)
+
+    async def acall(self, messages: Any, tools: Any = None, *_: Any, **__: Any) -> Any:
+        if self.gate is not None:
+            self.gate.reached.set()
+            await asyncio.Event().wait()
+        return self._answer(messages)
+
+    def _answer(self, messages: Any) -> Any:
+        assert self.n is None
+        self.requests.append(self.max_tokens)
         written = min(self.output, self.max_tokens or 0)
         self._track_token_usage_internal(
             {"prompt_tokens": 100, "completion_tokens": written, "total_tokens": 100 + written}
         )
-        return self._say(json.dumps(messages, default=str))
+        answer = self._say(json.dumps(messages, default=str))
+        if self.stream and isinstance(answer, str):
+            for word in answer.split(" "):
+                self._emit_stream_chunk_event(word + " ", call_type=LLMCallType.LLM_CALL)
+        return answer
 
     def _say(self, text: str) -> Any:
         payload = json.dumps({"amount": self.amount})
@@ -113,17 +127,91 @@ def make_guarded(desk: Desk, level: Any = "CONTROLLED", cap: float = 1.0, **opti
     return guard(make_crew(desk, **options), guard=desk.guard(cap), tools={"pay": {"level": level}}, **terms)
 
 
-async def kickoff(crew: GuardedCrew) -> str:
-    return (await asyncio.to_thread(crew.kickoff)).raw
+WAYS = ("kickoff", "kickoff_async", "akickoff")
 
 
+async def kickoff(crew: GuardedCrew, way: str = "kickoff", **options: Any) -> str:
+    if way == "kickoff":
+        return (await asyncio.to_thread(crew.kickoff, **options)).raw
+    return (await getattr(crew, way)(**options)).raw
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("native", [False, True])
 async def test_a_kickoff_is_a_session_with_its_calls_its_requests_and_what_they_cost(
-    desk: Desk, *, native: bool
+    desk: Desk, way: str, *, native: bool
 ) -> None:
-    text = await kickoff(make_guarded(desk, model=FunctionModel(native=native)))
+    text = await kickoff(make_guarded(desk, model=FunctionModel(native=native)), way)
     assert "Done: " in text
     assert "paid 7" in text
+    assert desk.paid == [7]
+    await desk.expect_receipt("COMPLETED", ["pay"], requests=2)
+
+
+def read_stream(crew: GuardedCrew) -> tuple[str, Any]:
+    stream = crew.kickoff()
+    return "".join(chunk.content for chunk in stream), stream.result
+
+
+async def read_stream_async(crew: GuardedCrew, way: str) -> tuple[str, Any]:
+    stream = await getattr(crew, way)()
+    text = "".join([chunk.content async for chunk in stream])
+    return text, stream.result
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_stream_of_a_crew_is_a_session_too(desk: Desk, way: str) -> None:
+    crew = make_guarded(desk, stream=True)
+    asynchronous = way != "kickoff"
+    text, result = await (read_stream_async(crew, way) if asynchronous else asyncio.to_thread(read_stream, crew))
+    assert "Action: pay" in text
+    assert "Final Answer: Done: " in text
+    assert "paid 7" in result.raw
+    assert desk.paid == [7]
+    await desk.expect_receipt("COMPLETED", ["pay"], requests=2)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_stream_raises_the_refusal_that_ended_it(desk: Desk, way: str) -> None:
+    crew = make_guarded(desk, stream=True, cap=0.0001)
+    with pytest.raises(EffectRefused) as refused:
+        await (read_stream_async(crew, way) if way != "kickoff" else asyncio.to_thread(read_stream, crew))
+    assert refused.value.outcome == "cost_cap_reached"
+    assert desk.paid == []
+
+
+async def test_a_stream_that_is_left_starts_no_further_effect(desk: Desk) -> None:
+    crew = make_guarded(desk, "PRIVILEGED", stream=True)
+    async for chunk in (stream := await crew.akickoff()):
+        assert chunk.content
+        await wait_for_question(desk)
+        break
+    await stream.aclose()
+    await desk.decide("approve")
+    assert desk.paid == []
+
+
+async def test_a_cancelled_akickoff_settles_its_request_at_its_hold_and_starts_no_other(desk: Desk) -> None:
+    gate, model = Gate(), FunctionModel()
+    model.gate = gate
+    running = asyncio.ensure_future(kickoff(make_guarded(desk, model=model), "akickoff"))
+    await asyncio.to_thread(gate.reached.wait, 60)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (desk.paid, model.requests) == ([], [])
+    assert await desk.read_spending() > Decimal("0.04")
+
+
+async def test_an_async_tool_is_awaited_in_an_akickoff(desk: Desk) -> None:
+    @tool("pay")
+    async def pay(amount: int) -> str:
+        """Pay an amount."""
+        await asyncio.sleep(0)
+        desk.paid.append(amount)
+        return f"paid {amount}"
+
+    assert "paid 7" in await kickoff(make_guarded(desk, tools=[pay]), "akickoff")
     assert desk.paid == [7]
     await desk.expect_receipt("COMPLETED", ["pay"], requests=2)
 
@@ -198,10 +286,11 @@ class Gate:
         return self
 
 
-async def test_a_halt_ends_a_kickoff_within_its_request(desk: Desk) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_halt_ends_a_kickoff_within_its_request(desk: Desk, way: str) -> None:
     gate = Gate()
     model = FunctionModel(gate=gate)
-    running = asyncio.ensure_future(kickoff(make_guarded(desk, model=model)))
+    running = asyncio.ensure_future(kickoff(make_guarded(desk, model=model), way))
     await asyncio.to_thread(gate.reached.wait, 60)
     store = desk.store()
     await store.commit(halt("fleet", "ada", "halt-1"))
@@ -212,8 +301,8 @@ async def test_a_halt_ends_a_kickoff_within_its_request(desk: Desk) -> None:
     gate.over.set()
     for thread in [each for each in threading.enumerate() if each.name == "halter-crew"]:
         await asyncio.to_thread(thread.join, 60)
-    # The thread that waited for its provider does nothing after that.
-    assert (desk.paid, len(model.requests)) == ([], 1)
+    # The thread that waited for its provider does nothing after that, and a task does not wait for it.
+    assert (desk.paid, len(model.requests)) == ([], way != "akickoff")
 
 
 async def wait_for_question(desk: Desk) -> None:
@@ -222,9 +311,12 @@ async def wait_for_question(desk: Desk) -> None:
             await asyncio.sleep(0)
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("verdict", "paid"), [("approve", [7]), ("deny", [])])
-async def test_a_question_waits_and_only_a_yes_makes_the_call(desk: Desk, verdict: str, paid: list[int]) -> None:
-    running = asyncio.ensure_future(kickoff(make_guarded(desk, "PRIVILEGED")))
+async def test_a_question_waits_and_only_a_yes_makes_the_call(
+    desk: Desk, verdict: str, paid: list[int], way: str
+) -> None:
+    running = asyncio.ensure_future(kickoff(make_guarded(desk, "PRIVILEGED"), way))
     await wait_for_question(desk)
     assert desk.paid == []
     await desk.decide(verdict)
@@ -282,7 +374,6 @@ def test_what_goes_round_the_guard_is_refused(desk: Desk) -> None:
     for options, name in (
         ({"memory": True}, "memory"),
         ({"planning": True}, "planning"),
-        ({"stream": True}, "stream"),
         ({"agent": {"mcps": ["https://example.com/mcp"]}}, "mcps"),
         ({"model": FunctionModel(additional_params={"tools": [{"type": "web_search"}]})}, "additional_params"),
     ):
@@ -296,7 +387,7 @@ def test_what_goes_round_the_guard_is_refused(desk: Desk) -> None:
         )
     with llm_overlay({"clerk": "openai/gpt-4o"}), pytest.raises(ConfigError, match="llm_overlay"):
         make_guarded(desk).kickoff()
-    make_guarded(desk, stream=True, allow_native=["stream"])
+    make_guarded(desk, planning=True, allow_native=["planning"])
 
 
 @pytest.mark.parametrize("native", [False, True])

@@ -48,11 +48,11 @@ async def test_a_question_outlives_kill_9_and_the_call_is_made_once_after_a_yes(
     assert (tmp_path / "paid.txt").read_text() == "7\n"
 
 
-@pytest.mark.parametrize("framework", AFTER_A_CALL)
-def test_a_call_that_was_made_before_kill_9_is_not_made_again(tmp_path: Path, framework: str) -> None:
-    demand_installed(framework)
-    code, text = run_program(framework, tmp_path, "--after-a-call")
+@pytest.mark.parametrize("way", AFTER_A_CALL)
+def test_a_call_of_crewai_that_was_made_before_kill_9_is_not_made_again(tmp_path: Path, way: str) -> None:
+    demand_installed("crewai")
+    code, text = run_program(way, tmp_path, "--after-a-call")
     assert (code, (tmp_path / "paid.txt").read_text()) == (-signal.SIGKILL, "7\n"), text
-    code, text = run_program(framework, tmp_path, "--after-a-call")
+    code, text = run_program(way, tmp_path, "--after-a-call")
     assert (code, "paid 7" in text) == (0, True), text
     assert (tmp_path / "paid.txt").read_text() == "7\n"

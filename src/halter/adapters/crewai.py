@@ -5,10 +5,11 @@ desk = guard(Crew(agents=[clerk], tasks=[task]), guard=Guard("runs.db", agent="d
 result = desk.kickoff()
 ```
 
-Each kickoff is a guarded session, and runs a copy of the crew. Each model request is held before it is sent, with its
-token limit lowered to what fits, and settled by its usage. Each tool call is admitted, made and settled. A call that
-needs a person waits for the decision. A halt and a cap raise EffectRefused. If the process of a conversation was
-killed, the next kickoff continues its session: decisions still apply, and a completed call is not repeated.
+Each kickoff is a guarded session, and runs a copy of the crew. `kickoff`, `kickoff_async` and `akickoff` stream if the
+crew does. Each model request is held before it is sent, with its token limit lowered to what fits, and settled by its
+usage. Each tool call is admitted, made and settled. A call that needs a person waits for the decision. A halt and a cap
+raise EffectRefused. If the process of a conversation was killed, the next kickoff continues its session: decisions
+still apply, and a completed call is not repeated.
 
 CrewAI continues after a hook or a tool raises. The guard therefore wraps the models and the tools themselves, and
 records the error that ends a run: no request and no call starts after it. Memory, knowledge, planning, MCP servers,
@@ -20,11 +21,13 @@ apps, remote agents, provider-side tools and agents of another class are rejecte
 import asyncio
 import copy
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
+from concurrent import futures
 from contextlib import contextmanager, suppress
-from contextvars import copy_context
-from functools import cache
+from contextvars import Context, copy_context
+from functools import cache, partial
 from hashlib import sha256
+from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any, Final
 
@@ -32,6 +35,7 @@ import msgspec
 from crewai import Agent, Crew, llm_overlay
 from crewai.hooks.dispatch import HookAborted, InterceptionPoint, scoped_hooks
 from crewai.tools.agent_tools.base_agent_tools import BaseAgentTool
+from crewai.types.streaming import CrewStreamingOutput
 from crewai.utilities.llm_utils import create_llm
 
 from halter.adapters.attachments import OutputLimit, ask_model
@@ -53,7 +57,7 @@ from halter.tools.function_tool import canonical_json
 
 _LIMIT_FIELDS: Final = ("max_output_tokens", "max_completion_tokens", "max_tokens")
 """The fields of CrewAI's models that limit an answer."""
-_UNSEEN_CREW_FIELDS: Final = ("memory", "knowledge", "knowledge_sources", "planning", "function_calling_llm", "stream")
+_UNSEEN_CREW_FIELDS: Final = ("memory", "knowledge", "knowledge_sources", "planning", "function_calling_llm")
 _UNSEEN_AGENT_FIELDS: Final = (
     *("memory", "knowledge", "knowledge_sources", "function_calling_llm", "mcps", "apps", "a2a"),
     "allow_code_execution",
@@ -77,8 +81,18 @@ def guard(
     return GuardedCrew(crew, lambda: GuardedRuns(guard, tools), max_output_tokens, frozenset(allow_native))
 
 
+Emit = Callable[[Any], None]
+Start = Callable[["_CrewRun", Emit], "asyncio.Future[Any]"]
+"""Starts a kickoff from the guard's loop, with a function for the chunks of its stream."""
+
+
 class GuardedCrew:
-    """A crew whose kickoffs are guarded sessions. Several threads may call `kickoff` concurrently."""
+    """A crew whose kickoffs are guarded sessions. Any number of them may run concurrently, in threads and loops.
+
+    A kickoff waits while a decision is pending. A kickoff of the same `conversation` continues the session of a process
+    that died, from the crew's beginning: the model requests are repeated, and a call that was made returns its earlier
+    result for the same arguments.
+    """
 
     def __init__(
         self,
@@ -93,34 +107,113 @@ class GuardedCrew:
         self._allow_native = allow_native
 
     def kickoff(self, inputs: dict[str, Any] | None = None, *, conversation: str = "") -> Any:
-        """Run as `Crew.kickoff` does. It waits while a decision is pending.
-
-        A kickoff of the same `conversation` continues the session of a process that died, from the crew's beginning:
-        the model requests are repeated, and a call that was made returns its earlier result for the same arguments.
-        """
-        if llm_overlay.active.get() is not None:
-            raise ConfigError("llm_overlay replaces models, so the guard cannot see them. Call `kickoff` without it.")
-        context = copy_context()
+        """Run as `Crew.kickoff` does."""
+        start = self._start_in_thread(inputs)
+        if self._crew.stream:
+            return self._stream(start, conversation)
         with self._loop.open() as (loop, runs):
-            return asyncio.run_coroutine_threadsafe(self._run(runs, context.run, inputs, conversation), loop).result()
+            return _WorkInLoop(loop, self._run(runs, start, conversation, _ignore)).wait()
 
-    async def _run(
-        self, runs: GuardedRuns, run_in_context: Callable[..., Any], inputs: dict[str, Any] | None, conversation: str
-    ) -> Any:
+    async def kickoff_async(self, inputs: dict[str, Any] | None = None, *, conversation: str = "") -> Any:
+        """Run as `Crew.kickoff_async` does: in a thread, while the caller's loop continues."""
+        return await self._finish(self._start_in_thread(inputs), conversation)
+
+    async def akickoff(self, inputs: dict[str, Any] | None = None, *, conversation: str = "") -> Any:
+        """Run as `Crew.akickoff` does: in the caller's loop, where the models and the async tools are awaited."""
+        return await self._finish(self._start_in_loop(inputs), conversation)
+
+    async def _finish(self, start: Start, conversation: str) -> Any:
+        if self._crew.stream:
+            return self._stream_async(start, conversation)
+        with self._loop.open() as (loop, runs):
+            return await _WorkInLoop(loop, self._run(runs, start, conversation, _ignore)).wait_async()
+
+    def _stream(self, start: Start, conversation: str) -> CrewStreamingOutput:
+        def iterate() -> Iterator[Any]:
+            chunks: SimpleQueue[Any] = SimpleQueue()
+            with self._loop.open() as (loop, runs):
+                work = _WorkInLoop(loop, self._run(runs, start, conversation, chunks.put))
+                work.outcome.add_done_callback(lambda _: chunks.put(None))
+                try:
+                    while (chunk := chunks.get()) is not None:
+                        yield chunk
+                finally:
+                    work.stop()
+                output._set_result(work.wait())  # noqa: SLF001 CrewAI has no public name for it.
+
+        output = CrewStreamingOutput(sync_iterator=iterate())
+        return output
+
+    def _stream_async(self, start: Start, conversation: str) -> CrewStreamingOutput:
+        async def iterate() -> AsyncIterator[Any]:
+            own_loop, chunks = asyncio.get_running_loop(), asyncio.Queue[Any]()
+            emit = partial(own_loop.call_soon_threadsafe, chunks.put_nowait)
+            with self._loop.open() as (loop, runs):
+                work = _WorkInLoop(loop, self._run(runs, start, conversation, emit))
+                work.outcome.add_done_callback(lambda _: emit(None))
+                try:
+                    while (chunk := await chunks.get()) is not None:
+                        yield chunk
+                finally:
+                    await work.stop_async()
+                output._set_result(await work.wait_async())  # noqa: SLF001 As above.
+
+        output = CrewStreamingOutput(async_iterator=iterate())
+        return output
+
+    def _start_in_thread(self, inputs: dict[str, Any] | None) -> Start:
+        _reject_overlay()
+        context = copy_context()
+        return lambda run, emit: _start_thread(context.run, self._kickoff, run, inputs, emit)
+
+    def _start_in_loop(self, inputs: dict[str, Any] | None) -> Start:
+        _reject_overlay()
+        loop, context = asyncio.get_running_loop(), copy_context()
+
+        def start(run: "_CrewRun", emit: Emit) -> asyncio.Future[Any]:
+            work = _WorkInLoop(loop, self._akickoff(run, inputs, emit), context)
+            return asyncio.ensure_future(work.wait_async())
+
+        return start
+
+    async def _run(self, runs: GuardedRuns, start: Start, conversation: str, emit: Emit) -> Any:
         task = " ".join(each.description for each in self._crew.tasks)
         async with runs.session(task, f"crewai.{conversation}" if conversation else "") as session:
             run = _CrewRun(session, runs, self._max_output_tokens, self._allow_native)
-            kickoff = _start_thread(run_in_context, self._kickoff, run, inputs)
+            kickoff = start(run, emit)
             try:
                 await asyncio.wait([kickoff, run.failure], return_when=asyncio.FIRST_COMPLETED)
                 if run.failure.done():
                     raise run.failure.result()
                 return kickoff.result()
             finally:
-                # A thread cannot be stopped, but it starts no effect after this.
+                # A thread cannot be stopped, but it starts no effect after this. A task ends here.
                 await run.close()
+                with suppress(Exception):
+                    await cancel_and_wait(kickoff)
 
-    def _kickoff(self, run: "_CrewRun", inputs: dict[str, Any] | None) -> Any:
+    def _kickoff(self, run: "_CrewRun", inputs: dict[str, Any] | None, emit: Emit) -> Any:
+        crew = self._copy_crew(run)
+        with scoped_hooks(run.make_hooks()):
+            output = crew.kickoff(inputs=inputs)
+            if isinstance(output, CrewStreamingOutput):
+                for chunk in output:
+                    emit(chunk)
+                return output.result
+            return output
+
+    async def _akickoff(self, run: "_CrewRun", inputs: dict[str, Any] | None, emit: Emit) -> Any:
+        crew = self._copy_crew(run)
+        with scoped_hooks(run.make_hooks()):
+            output = await crew.akickoff(inputs=inputs)
+            if isinstance(output, CrewStreamingOutput):
+                async with output:
+                    async for chunk in output:
+                        emit(chunk)
+                return output.result
+            return output
+
+    def _copy_crew(self, run: "_CrewRun") -> Crew:
         crew = self._crew.copy()
         for agent in [*crew.agents, *([crew.manager_agent] if crew.manager_agent else [])]:
             agent.llm, agent.tools = _guard_model(agent.llm, run), _guard_tools(agent.tools, run)
@@ -128,12 +221,7 @@ class GuardedCrew:
             task.tools = _guard_tools(task.tools, run)
         if crew.manager_llm is not None:
             crew.manager_llm = _guard_model(create_llm(crew.manager_llm), run)
-        hooks = {
-            InterceptionPoint.PRE_MODEL_CALL: [run.reject_model],
-            InterceptionPoint.PRE_TOOL_CALL: [run.reject_tool],
-        }
-        with scoped_hooks(hooks):
-            return crew.kickoff(inputs=inputs)
+        return crew
 
 
 class _CrewRun:
@@ -157,15 +245,32 @@ class _CrewRun:
 
         `perform` returns the crew's value and the value to report. Raises the errors of `perform`, and EffectRefused.
         """
-        effect = self._wait(self._begin(judge))
+        effect = self._start(self._begin(judge)).wait()
         if not effect.admission.done():
             return effect.settlement.result()  # The result of this effect in an earlier process, which died.
         try:
             value, report = perform(effect.admission.result())
         except Exception as error:
-            self._wait(self._settle(effect, error=error))
+            self._start(self._settle(effect, error=error)).wait()
             raise
-        self._wait(self._settle(effect, report))
+        self._start(self._settle(effect, report)).wait()
+        return value
+
+    async def have_async(
+        self,
+        judge: Callable[[ReportedEffect], Awaitable[Any]],
+        perform: Callable[[Any], Awaitable[tuple[Any, Any]]],
+    ) -> Any:
+        """Run an effect in a task of the crew, as `have` does in a thread."""
+        effect = await self._start(self._begin(judge)).wait_async()
+        if not effect.admission.done():
+            return effect.settlement.result()
+        try:
+            value, report = await perform(effect.admission.result())
+        except Exception as error:
+            await self._start(self._settle(effect, error=error)).wait_async()
+            raise
+        await self._start(self._settle(effect, report)).wait_async()
         return value
 
     async def call(self, spec: ToolSpec, values: Mapping[str, Any], act: Act) -> Any:
@@ -174,18 +279,20 @@ class _CrewRun:
         self._call_counts[digest] += 1
         return await self.session.act(spec, values, act, name=f"{digest}.{self._call_counts[digest]}", wait=True)
 
-    def _wait(self, work: Any) -> Any:
+    def _start(self, work: Coroutine[Any, Any, Any]) -> "_WorkInLoop":
         if self._is_closed:
             work.close()
             raise HookAborted("The run has ended.", "halter")
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return _WorkInLoop(self._loop, work)
 
     async def _begin(self, judge: Callable[[ReportedEffect], Awaitable[Any]]) -> ReportedEffect:
         if self.failure.done():
             raise self._abort(self.failure.result())
         effect = ReportedEffect()
+        self._effects.add(effect)
         try:
             if not await effect.admit(judge(effect)):
+                self._effects.discard(effect)
                 effect.settlement.result()
         except EffectRefused as refused:
             if refused.terminal:
@@ -194,7 +301,6 @@ class _CrewRun:
         except Exception as error:
             raise self._abort(error) from error
         if effect.admission.done():
-            self._effects.add(effect)
             effect.settlement.add_done_callback(lambda settled: self._end_early(effect, settled))
         return effect
 
@@ -224,6 +330,13 @@ class _CrewRun:
         with suppress(Exception):
             await cancel_and_wait(*(each.settlement for each in self._effects))
 
+    def make_hooks(self) -> dict[InterceptionPoint, list[Any]]:
+        """Return hooks of CrewAI that reject what was added while the crew runs."""
+        return {
+            InterceptionPoint.PRE_MODEL_CALL: [self.reject_model],
+            InterceptionPoint.PRE_TOOL_CALL: [self.reject_tool],
+        }
+
     def reject_model(self, context: Any) -> None:
         if getattr(context.llm, "_halter", None) is not self:
             self._refuse(str(getattr(context.llm, "model", context.llm)))
@@ -241,8 +354,60 @@ class _CrewRun:
             raise HookAborted(str(error), "halter") from error
 
 
+class _WorkInLoop:
+    """Work in an event loop of another thread. A caller that is interrupted cancels it, and waits for its end."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], context: Context | None = None
+    ) -> None:
+        self._loop = loop
+        self._task: asyncio.Task[Any] | None = None
+        self.outcome: futures.Future[Any] = futures.Future()
+        loop.call_soon_threadsafe(self._start, work, context=context)
+
+    def wait(self) -> Any:
+        """Wait in a thread without a loop."""
+        try:
+            return self.outcome.result()
+        except BaseException:
+            self.stop()
+            raise
+
+    async def wait_async(self) -> Any:
+        try:
+            return await asyncio.shield(asyncio.wrap_future(self.outcome))
+        except BaseException:
+            await self.stop_async()
+            raise
+
+    def stop(self) -> None:
+        self._cancel()
+        futures.wait([self.outcome])
+
+    async def stop_async(self) -> None:
+        self._cancel()
+        with suppress(Exception, asyncio.CancelledError):
+            await asyncio.shield(asyncio.wrap_future(self.outcome))
+
+    def _start(self, work: Coroutine[Any, Any, Any]) -> None:
+        self._task = self._loop.create_task(work)
+        self._task.add_done_callback(self._end)
+
+    def _cancel(self) -> None:
+        if not self.outcome.done():
+            self._loop.call_soon_threadsafe(lambda: self._task and self._task.cancel())
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        if task.cancelled():
+            self.outcome.cancel()
+        elif error := task.exception():
+            self.outcome.set_exception(error)
+        else:
+            self.outcome.set_result(task.result())
+
+
 class _LoopThread:
-    """An event loop in a separate thread while any crew runs: CrewAI is not async."""
+    """An event loop in a separate thread while any crew runs: a crew also runs in threads, and blocks its own loop."""
 
     def __init__(self, make_runs: Callable[[], GuardedRuns]) -> None:
         self._make_runs = make_runs
@@ -304,10 +469,12 @@ def _start_thread(run_in_context: Callable[..., Any], work: Callable[..., Any], 
 def _derive_model(model_class: Any) -> Any:
     class GuardedModelOfCrew(model_class):
         def call(self, messages: Any, tools: Any = None, *args: Any, **options: Any) -> Any:
-            return _ask_guarded(self, model_class, messages, tools, args, options)
+            request = _CrewRequest(self, model_class, messages, tools)
+            return request.send(args, options)
 
-        async def acall(self, *_: Any, **__: Any) -> Any:
-            raise HookAborted("A guarded crew is not async. Use `kickoff`, in a thread if needed.", "halter")
+        async def acall(self, messages: Any, tools: Any = None, *args: Any, **options: Any) -> Any:
+            request = _CrewRequest(self, model_class, messages, tools)
+            return await request.send_async(args, options)
 
     return GuardedModelOfCrew
 
@@ -321,10 +488,11 @@ def _derive_tool(tool_class: Any) -> Any:
         def _run(self, *args: Any, **arguments: Any) -> Any:
             return _call_guarded(self, self._halter[1]._run, args, arguments)  # noqa: SLF001 CrewAI calls either.
 
-        async def arun(self, *_: Any, **__: Any) -> Any:
-            raise HookAborted("A guarded crew is not async. Use `kickoff`, in a thread if needed.", "halter")
+        async def arun(self, *args: Any, **arguments: Any) -> Any:
+            return await _call_guarded_async(self, self._halter[1].arun, args, arguments)
 
-        _arun = arun
+        async def _arun(self, *args: Any, **arguments: Any) -> Any:
+            return await _call_guarded_async(self, self._halter[1]._arun, args, arguments)  # noqa: SLF001 As above.
 
     return GuardedToolOfCrew
 
@@ -344,50 +512,94 @@ def _guard_tools(tools: Any, run: _CrewRun) -> list[Any]:
     return [_copy_as(_derive_tool(type(tool)), tool, (run, tool)) for tool in tools or ()]
 
 
-def _ask_guarded(model: Any, model_class: Any, messages: Any, tools: Any, args: Any, options: Any) -> Any:
-    run: _CrewRun = model._halter  # noqa: SLF001 It is ours.
-    limit_field = _find_limit(model)
-    request_json = msgspec.json.encode([messages, tools, str(options.get("response_model"))], enc_hook=str).decode()
-    # A copy of the model for one request, with its own limit and its own token counts.
-    single_use = _copy_as(model_class, model, run)
-    single_use._token_usage = dict.fromkeys(model._token_usage, 0)  # noqa: SLF001 The sum of the model is of all threads.
+class _CrewRequest:
+    """A request to a guarded model: a copy of the model for it alone, with its own limit and its own token counts."""
 
-    def ask(limit: int | None) -> tuple[Any, ModelResult[None]]:
+    def __init__(self, model: Any, model_class: Any, messages: Any, tools: Any) -> None:
+        self._run: _CrewRun = model._halter  # noqa: SLF001 It is ours.
+        self._model = model
+        self._messages = messages
+        self._tools = tools
+        self._limit_field = _find_limit(model)
+        self._single_use = _copy_as(model_class, model, self._run)
+        # The sum of the model is of all threads.
+        self._single_use._token_usage = dict.fromkeys(model._token_usage, 0)  # noqa: SLF001
+
+    def send(self, args: Any, options: Any) -> Any:
+        def ask(limit: int | None) -> tuple[Any, ModelResult[None]]:
+            self._shorten(limit)
+            return self._report(self._single_use.call(self._messages, self._tools, *args, **options))
+
+        try:
+            return self._run.have(partial(self._judge, options), ask)
+        finally:
+            self._add_usage()
+
+    async def send_async(self, args: Any, options: Any) -> Any:
+        async def ask(limit: int | None) -> tuple[Any, ModelResult[None]]:
+            self._shorten(limit)
+            return self._report(await self._single_use.acall(self._messages, self._tools, *args, **options))
+
+        try:
+            return await self._run.have_async(partial(self._judge, options), ask)
+        finally:
+            self._add_usage()
+
+    def _judge(self, options: Any, effect: ReportedEffect) -> Awaitable[Any]:
+        request = [self._messages, self._tools, str(options.get("response_model"))]
+        own_limit = getattr(self._model, self._limit_field)
+        limit = OutputLimit(None if own_limit is None else int(own_limit), self._run.max_output_tokens)
+        request_json = msgspec.json.encode(request, enc_hook=str).decode()
+        name = _name_model(self._model)
+        return ask_model(self._run.session, name, request_json, effect.act, limit)
+
+    def _shorten(self, limit: int | None) -> None:
         if limit is not None:
-            setattr(single_use, limit_field, limit)
-        single_use.n = None  # Several answers would cost more than the hold.
-        answer = single_use.call(messages, tools, *args, **options)
-        return answer, ModelResult(None, str(answer), _read_usage(single_use))
+            setattr(self._single_use, self._limit_field, limit)
+        self._single_use.n = None  # Several answers would cost more than the hold.
 
-    def judge(effect: ReportedEffect) -> Awaitable[Any]:
-        own_limit = getattr(model, limit_field)
-        limit = OutputLimit(None if own_limit is None else int(own_limit), run.max_output_tokens)
-        return ask_model(run.session, _name_model(model), request_json, effect.act, limit)
+    def _report(self, answer: Any) -> tuple[Any, ModelResult[None]]:
+        return answer, ModelResult(None, str(answer), _read_usage(self._single_use))
 
-    try:
-        return run.have(judge, ask)
-    finally:
-        for name, tokens in single_use._token_usage.items():  # noqa: SLF001 As above.
-            model._token_usage[name] += tokens  # noqa: SLF001
+    def _add_usage(self) -> None:
+        for name, tokens in self._single_use._token_usage.items():  # noqa: SLF001 As above.
+            self._model._token_usage[name] += tokens  # noqa: SLF001
+
+
+class _CrewCall:
+    """A call of a guarded tool, with its arguments by name."""
+
+    def __init__(self, tool: Any, args: Any, arguments: dict[str, Any]) -> None:
+        self.run: _CrewRun = tool._halter[0]  # noqa: SLF001 It is ours.
+        self._spec = self.run.runs.spec(tool.name, tool.description, tool.args_schema.model_json_schema)
+        self._arguments = dict(zip(tool.args_schema.model_fields, args, strict=False)) | arguments
+
+    def judge(self, effect: ReportedEffect) -> Awaitable[Any]:
+        return self.run.call(self._spec, self._arguments, effect.act)
 
 
 def _call_guarded(tool: Any, run_tool: Callable[..., Any], args: Any, arguments: dict[str, Any]) -> Any:
-    run: _CrewRun = tool._halter[0]  # noqa: SLF001 It is ours.
-    if args:
-        arguments = dict(zip(tool.args_schema.model_fields, args, strict=False)) | arguments
-    spec = run.runs.spec(tool.name, tool.description, tool.args_schema.model_json_schema)
-
-    def judge(effect: ReportedEffect) -> Awaitable[Any]:
-        return run.call(spec, arguments, effect.act)
-
     def call(admitted_arguments: Mapping[str, Any]) -> tuple[Any, Any]:
         result = run_tool(**admitted_arguments)
         if asyncio.iscoroutine(result):
             result = asyncio.run(result)
         return result, result
 
+    crew_call = _CrewCall(tool, args, arguments)
     try:
-        return run.have(judge, call)
+        return crew_call.run.have(crew_call.judge, call)
+    except EffectRefused as refused:
+        return str(refused)
+
+
+async def _call_guarded_async(tool: Any, run_tool: Callable[..., Any], args: Any, arguments: dict[str, Any]) -> Any:
+    async def call(admitted_arguments: Mapping[str, Any]) -> tuple[Any, Any]:
+        result = await run_tool(**admitted_arguments)
+        return result, result
+
+    crew_call = _CrewCall(tool, args, arguments)
+    try:
+        return await crew_call.run.have_async(crew_call.judge, call)
     except EffectRefused as refused:
         return str(refused)
 
@@ -408,6 +620,15 @@ def _read_usage(model: Any) -> Usage | None:
     return read_usage(
         usage.prompt_tokens, usage.completion_tokens, usage.cached_prompt_tokens, usage.cache_creation_tokens
     )
+
+
+def _reject_overlay() -> None:
+    if llm_overlay.active.get() is not None:
+        raise ConfigError("llm_overlay replaces models, so the guard cannot see them. Call `kickoff` without it.")
+
+
+def _ignore(chunk: Any) -> None:
+    """Receive the chunks of a crew that does not stream: there are none."""
 
 
 def _name_model(model: Any) -> str:
