@@ -1,7 +1,9 @@
 """An agent of Google's ADK under the guard: its own runner and loop, with a model that is a function."""
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import Any
 
@@ -134,6 +136,51 @@ async def test_a_stream_is_a_session_too(desk: Desk) -> None:
     assert any(event.partial for event in events)
     assert (text_of(events), desk.paid) == ("Done: {'result': 'paid 7'}", [7])
     await desk.expect_receipt("COMPLETED", ["pay"], requests=2)
+
+
+def run_sync(runner: GuardedAdkRunner, message: Any = None, session: str = "s1", **options: Any) -> list[Any]:
+    return list(runner.run(user_id="ada", session_id=session, new_message=message or say(), **options))
+
+
+@pytest.mark.parametrize("mode", [StreamingMode.NONE, StreamingMode.SSE])
+def test_a_program_without_a_loop_runs_it(desk: Desk, mode: StreamingMode) -> None:
+    events = run_sync(make_runner(desk), run_config=RunConfig(streaming_mode=mode))
+    assert any(event.partial for event in events) == (mode is StreamingMode.SSE)
+    assert (text_of(events), desk.paid) == ("Done: {'result': 'paid 7'}", [7])
+    asyncio.run(desk.expect_receipt("COMPLETED", ["pay"], requests=2))
+
+
+def test_runs_of_several_threads_never_pass_one_cap(desk: Desk) -> None:
+    desk.policy = {"limits": {"max_cost_usd_per_day": 1}}
+    runner = make_runner(desk, model=FunctionLlm(output=39_000), max_output_tokens=40_000)
+
+    def spend(number: int) -> Any:
+        try:
+            return run_sync(runner, session=f"s{number}")
+        except EffectRefused as refused:
+            return refused.outcome
+
+    with ThreadPoolExecutor(20) as threads:
+        results = list(threads.map(spend, range(20)))
+    assert results.count("cost_cap_reached") >= 18
+    assert Decimal("0.5") < asyncio.run(desk.read_spending()) <= 1
+
+
+def test_a_question_ends_a_run_without_a_loop_and_another_one_continues_it(desk: Desk) -> None:
+    sessions = InMemorySessionService()
+    question = find_question(run_sync(make_runner(desk, "PRIVILEGED", sessions=sessions)))
+    asyncio.run(desk.decide("approve"))
+    last = run_sync(make_runner(desk, "PRIVILEGED", sessions=sessions), answer(question))
+    assert (text_of(last), desk.paid) == ("Done: {'result': 'paid 7'}", [7])
+
+
+def test_a_run_without_a_loop_that_is_left_ends_its_request(desk: Desk) -> None:
+    runner = make_runner(desk)
+    events = runner.run(user_id="ada", session_id="s1", new_message=say())
+    next(events)
+    events.close()
+    assert asyncio.run(desk.read_spending()) > 0
+    assert [each.name for each in threading.enumerate() if each.name == "halter guard"] == []
 
 
 async def test_an_agent_that_is_transferred_to_is_under_the_same_guard(desk: Desk) -> None:

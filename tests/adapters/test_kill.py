@@ -13,7 +13,7 @@ from tests.adapters.killed_program import AFTER_A_CALL, FRAMEWORKS
 
 pytestmark = pytest.mark.timeout(300)
 PACKAGES = {"google_adk": "google.adk", "claude_sdk": "claude_agent_sdk", "crewai": "crewai"}
-"""Those that `make frameworks` installs, each beside Halter in an environment of its own."""
+"""Those that only `make frameworks` installs."""
 
 
 def is_installed(package: str) -> bool:

@@ -1,4 +1,4 @@
-"""The pages of frameworks that `make frameworks` installs, each in an environment of its own, are tried out there."""
+"""The pages of frameworks that only `make frameworks` installs are tried out there."""
 
 from pathlib import Path
 

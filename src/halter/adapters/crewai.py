@@ -21,14 +21,12 @@ apps, remote agents, provider-side tools and agents of another class are rejecte
 import asyncio
 import copy
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
-from concurrent import futures
-from contextlib import contextmanager, suppress
-from contextvars import Context, copy_context
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
+from contextlib import suppress
+from contextvars import copy_context
 from functools import cache, partial
 from hashlib import sha256
-from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Thread
 from typing import Any, Final
 
 import msgspec
@@ -39,6 +37,7 @@ from crewai.types.streaming import CrewStreamingOutput
 from crewai.utilities.llm_utils import create_llm
 
 from halter.adapters.attachments import OutputLimit, ask_model
+from halter.adapters.guard_thread import GuardThread, WorkInLoop
 from halter.adapters.guarded_runs import (
     NO_TOOLS,
     ExternalToolOptions,
@@ -102,7 +101,7 @@ class GuardedCrew:
         allow_native: frozenset[str],
     ) -> None:
         self._crew = crew
-        self._loop = _LoopThread(make_runs)
+        self._guard = GuardThread(make_runs)
         self._max_output_tokens = max_output_tokens
         self._allow_native = allow_native
 
@@ -111,8 +110,8 @@ class GuardedCrew:
         start = self._start_in_thread(inputs)
         if self._crew.stream:
             return self._stream(start, conversation)
-        with self._loop.open() as (loop, runs):
-            return _WorkInLoop(loop, self._run(runs, start, conversation, _ignore)).wait()
+        with self._guard.open() as (loop, runs):
+            return WorkInLoop(loop, self._run(runs, start, conversation, _ignore)).wait()
 
     async def kickoff_async(self, inputs: dict[str, Any] | None = None, *, conversation: str = "") -> Any:
         """Run as `Crew.kickoff_async` does: in a thread, while the caller's loop continues."""
@@ -125,40 +124,23 @@ class GuardedCrew:
     async def _finish(self, start: Start, conversation: str) -> Any:
         if self._crew.stream:
             return self._stream_async(start, conversation)
-        with self._loop.open() as (loop, runs):
-            return await _WorkInLoop(loop, self._run(runs, start, conversation, _ignore)).wait_async()
+        with self._guard.open() as (loop, runs):
+            return await WorkInLoop(loop, self._run(runs, start, conversation, _ignore)).wait_async()
 
     def _stream(self, start: Start, conversation: str) -> CrewStreamingOutput:
         def iterate() -> Iterator[Any]:
-            chunks: SimpleQueue[Any] = SimpleQueue()
-            with self._loop.open() as (loop, runs):
-                work = _WorkInLoop(loop, self._run(runs, start, conversation, chunks.put))
-                work.outcome.add_done_callback(lambda _: chunks.put(None))
-                try:
-                    while (chunk := chunks.get()) is not None:
-                        yield chunk
-                finally:
-                    work.stop()
-                output._set_result(work.wait())  # noqa: SLF001 CrewAI has no public name for it.
+            result = yield from self._guard.stream(lambda runs, emit: self._run(runs, start, conversation, emit))
+            output._set_result(result)  # noqa: SLF001 CrewAI has no public name for it.
 
         output = CrewStreamingOutput(sync_iterator=iterate())
         return output
 
     def _stream_async(self, start: Start, conversation: str) -> CrewStreamingOutput:
-        async def iterate() -> AsyncIterator[Any]:
-            own_loop, chunks = asyncio.get_running_loop(), asyncio.Queue[Any]()
-            emit = partial(own_loop.call_soon_threadsafe, chunks.put_nowait)
-            with self._loop.open() as (loop, runs):
-                work = _WorkInLoop(loop, self._run(runs, start, conversation, emit))
-                work.outcome.add_done_callback(lambda _: emit(None))
-                try:
-                    while (chunk := await chunks.get()) is not None:
-                        yield chunk
-                finally:
-                    await work.stop_async()
-                output._set_result(await work.wait_async())  # noqa: SLF001 As above.
+        def make_work(runs: GuardedRuns, emit: Emit) -> Coroutine[Any, Any, Any]:
+            return self._run(runs, start, conversation, emit)
 
-        output = CrewStreamingOutput(async_iterator=iterate())
+        output = CrewStreamingOutput()
+        output._async_iterator = self._guard.stream_async(make_work, output._set_result)  # noqa: SLF001 As above.
         return output
 
     def _start_in_thread(self, inputs: dict[str, Any] | None) -> Start:
@@ -171,7 +153,7 @@ class GuardedCrew:
         loop, context = asyncio.get_running_loop(), copy_context()
 
         def start(run: "_CrewRun", emit: Emit) -> asyncio.Future[Any]:
-            work = _WorkInLoop(loop, self._akickoff(run, inputs, emit), context)
+            work = WorkInLoop(loop, self._akickoff(run, inputs, emit), context)
             return asyncio.ensure_future(work.wait_async())
 
         return start
@@ -279,11 +261,11 @@ class _CrewRun:
         self._call_counts[digest] += 1
         return await self.session.act(spec, values, act, name=f"{digest}.{self._call_counts[digest]}", wait=True)
 
-    def _start(self, work: Coroutine[Any, Any, Any]) -> "_WorkInLoop":
+    def _start(self, work: Coroutine[Any, Any, Any]) -> "WorkInLoop":
         if self._is_closed:
             work.close()
             raise HookAborted("The run has ended.", "halter")
-        return _WorkInLoop(self._loop, work)
+        return WorkInLoop(self._loop, work)
 
     async def _begin(self, judge: Callable[[ReportedEffect], Awaitable[Any]]) -> ReportedEffect:
         if self.failure.done():
@@ -352,95 +334,6 @@ class _CrewRun:
         except ConfigError as error:
             self._loop.call_soon_threadsafe(self._abort, error)
             raise HookAborted(str(error), "halter") from error
-
-
-class _WorkInLoop:
-    """Work in an event loop of another thread. A caller that is interrupted cancels it, and waits for its end."""
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], context: Context | None = None
-    ) -> None:
-        self._loop = loop
-        self._task: asyncio.Task[Any] | None = None
-        self.outcome: futures.Future[Any] = futures.Future()
-        loop.call_soon_threadsafe(self._start, work, context=context)
-
-    def wait(self) -> Any:
-        """Wait in a thread without a loop."""
-        try:
-            return self.outcome.result()
-        except BaseException:
-            self.stop()
-            raise
-
-    async def wait_async(self) -> Any:
-        try:
-            return await asyncio.shield(asyncio.wrap_future(self.outcome))
-        except BaseException:
-            await self.stop_async()
-            raise
-
-    def stop(self) -> None:
-        self._cancel()
-        futures.wait([self.outcome])
-
-    async def stop_async(self) -> None:
-        self._cancel()
-        with suppress(Exception, asyncio.CancelledError):
-            await asyncio.shield(asyncio.wrap_future(self.outcome))
-
-    def _start(self, work: Coroutine[Any, Any, Any]) -> None:
-        self._task = self._loop.create_task(work)
-        self._task.add_done_callback(self._end)
-
-    def _cancel(self) -> None:
-        if not self.outcome.done():
-            self._loop.call_soon_threadsafe(lambda: self._task and self._task.cancel())
-
-    def _end(self, task: asyncio.Task[Any]) -> None:
-        if task.cancelled():
-            self.outcome.cancel()
-        elif error := task.exception():
-            self.outcome.set_exception(error)
-        else:
-            self.outcome.set_result(task.result())
-
-
-class _LoopThread:
-    """An event loop in a separate thread while any crew runs: a crew also runs in threads, and blocks its own loop."""
-
-    def __init__(self, make_runs: Callable[[], GuardedRuns]) -> None:
-        self._make_runs = make_runs
-        self._lock = Lock()
-        self._users = 0
-        self._loop_and_thread: tuple[asyncio.AbstractEventLoop, GuardedRuns] | None = None
-        self._thread: Thread | None = None
-
-    @contextmanager
-    def open(self) -> Iterator[tuple[asyncio.AbstractEventLoop, GuardedRuns]]:
-        with self._lock:
-            if self._loop_and_thread is None:
-                self._loop_and_thread = (asyncio.new_event_loop(), self._make_runs())
-                self._thread = Thread(target=self._loop_and_thread[0].run_forever, name="halter-crewai", daemon=True)
-                self._thread.start()
-            self._users += 1
-            loop_and_runs = self._loop_and_thread
-        try:
-            yield loop_and_runs
-        finally:
-            with self._lock:
-                self._users -= 1
-                if not self._users:
-                    self._close()
-
-    def _close(self) -> None:
-        if self._loop_and_thread is None or self._thread is None:
-            return
-        loop, self._loop_and_thread = self._loop_and_thread[0], None
-        asyncio.run_coroutine_threadsafe(loop.shutdown_default_executor(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        self._thread.join()
-        loop.close()
 
 
 def _start_thread(run_in_context: Callable[..., Any], work: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:

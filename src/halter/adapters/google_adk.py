@@ -5,7 +5,8 @@ desk = guard(Runner(app=app, session_service=sessions), guard=Guard("runs.db", a
 async for event in desk.run_async(user_id="ada", session_id="s1", new_message=message): ...
 ```
 
-Each run is a guarded session that includes all agents of the tree. Each model request is held before it is sent, with
+Each run is a guarded session that includes all agents of the tree: `run_async`, and `run` for a program without an
+event loop, with and without streaming. Each model request is held before it is sent, with
 `max_output_tokens` lowered to what fits, and settled by its usage. Each tool call is admitted, made and settled. A call
 that needs a person ends the run with ADK's own confirmation request: approve it in Halter, and answer the request in
 the same session. A halt and a cap raise EffectRefused.
@@ -16,7 +17,7 @@ class: they are rejected, unless their name is in `allow_native`.
 # pyright: basic, reportMissingImports=false
 
 import copy
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from contextvars import ContextVar
 from functools import cache
@@ -38,6 +39,7 @@ from google.adk.workflow import BaseNode
 from google.genai.types import Tool
 
 from halter.adapters.attachments import OutputLimit, ask_model
+from halter.adapters.guard_thread import GuardThread
 from halter.adapters.guarded_runs import (
     NO_TOOLS,
     ExternalToolOptions,
@@ -68,12 +70,16 @@ def guard(
     The agents are copied, and the originals are not changed. Raises ConfigError for anything that the guard would not
     see.
     """
-    terms = _AdkTerms(GuardedRuns(guard, tools), max_output_tokens, frozenset(allow_native))
+
+    def make_runs() -> GuardedRuns:
+        return GuardedRuns(guard, tools)
+
+    terms = _AdkTerms(make_runs(), max_output_tokens, frozenset(allow_native))
     reject_unseen(_name_unseen(runner), terms.allow_native)
     guarded_runner = copy.copy(runner)
     guarded_runner.agent = _guard_agent(runner.agent)
     guarded_runner.app = runner.app.model_copy(update={"root_agent": guarded_runner.agent})
-    return GuardedAdkRunner(guarded_runner, terms)
+    return GuardedAdkRunner(guarded_runner, terms, GuardThread(make_runs))
 
 
 class _AdkTerms(msgspec.Struct, frozen=True):
@@ -113,9 +119,10 @@ def _find_run() -> _AdkRun:
 class GuardedAdkRunner:
     """A runner of agents under the guard."""
 
-    def __init__(self, runner: Runner, terms: _AdkTerms) -> None:
+    def __init__(self, runner: Runner, terms: _AdkTerms, thread: GuardThread) -> None:
         self._runner = runner
         self._terms = terms
+        self._thread = thread
 
     @property
     def agent(self) -> BaseAgent:
@@ -126,19 +133,30 @@ class GuardedAdkRunner:
     ) -> AsyncGenerator[Any]:
         """Run as `Runner.run_async` does. A run of the same ADK session continues one that ended for a decision."""
         options |= {"user_id": user_id, "session_id": session_id, "new_message": new_message}
-        key_parts = (self._runner.app_name, user_id, session_id)
-        conversation = "google-adk." + ":".join(quote(each, safe="") for each in key_parts)
 
         async def work(emit: Callable[[Any], None]) -> None:
-            async with self._terms.runs.session(_text_of(new_message), conversation) as session:
-                await self._run(session, options, emit)
+            await self._run(self._terms, options, emit)
 
         async with aclosing(stream_from(work)) as events:
             async for event in events:
                 yield event
 
-    async def _run(self, session: GuardedSession, options: dict[str, Any], emit: Callable[[Any], None]) -> None:
-        run = _AdkRun(session, self._terms)
+    def run(self, *, user_id: str, session_id: str, new_message: Any, **options: Any) -> Generator[Any, None, None]:
+        """Run as `Runner.run` does, in a program without an event loop. Several threads may call it concurrently."""
+        options |= {"user_id": user_id, "session_id": session_id, "new_message": new_message}
+
+        def make_work(runs: GuardedRuns, emit: Callable[[Any], None]) -> Coroutine[Any, Any, None]:
+            return self._run(msgspec.structs.replace(self._terms, runs=runs), options, emit)
+
+        yield from self._thread.stream(make_work)
+
+    async def _run(self, terms: _AdkTerms, options: dict[str, Any], emit: Callable[[Any], None]) -> None:
+        key_parts = (self._runner.app_name, options["user_id"], options["session_id"])
+        conversation = "google-adk." + ":".join(quote(each, safe="") for each in key_parts)
+        async with terms.runs.session(_text_of(options["new_message"]), conversation) as session:
+            await self._emit_events(_AdkRun(session, terms), options, emit)
+
+    async def _emit_events(self, run: _AdkRun, options: dict[str, Any], emit: Callable[[Any], None]) -> None:
         _RUN.set(run)  # Each run has its own task, and so its own context.
         try:
             async with aclosing(self._runner.run_async(**options)) as events:
@@ -150,7 +168,7 @@ class GuardedAdkRunner:
             raise
         run.raise_failure()
         if run.has_pending_decision:
-            await session.pause()
+            await run.session.pause()
 
 
 async def _ask_guarded(model: Any, generate: Any, request: LlmRequest, *, stream: bool) -> AsyncGenerator[Any]:
