@@ -47,7 +47,8 @@ class Row(NamedTuple):
     tests: str
     seconds: float
     megabytes: float
-    problem: str = ""
+    note: str
+    has_failed: bool
 
 
 class Environment:
@@ -66,12 +67,11 @@ class Environment:
             self._pip("install", "--quiet", "--upgrade", "pip")
 
     def install(self) -> str:
-        """Install Halter, the framework and the test tools; return the framework's version, with a note on it."""
+        """Install Halter, the framework and the test tools, and return the framework's version."""
         self._require(self._pip("install", "--upgrade", str(ROOT), *self.packages))
         self._require(self._pip("install", "--group", f"{ROOT / 'pyproject.toml'}:tests"))
         self._require(self._pip("check"), "pip check")
-        version = self._read_version()
-        return version + self._explain_older(version)
+        return self._read_version()
 
     def test(self) -> str:
         """Run the tests of the adapter, and return their counts."""
@@ -92,7 +92,7 @@ class Environment:
         versions = {each["name"].lower().replace("_", "-"): each["version"] for each in json.loads(result.stdout)}
         return versions[self.packages[0]]
 
-    def _explain_older(self, version: str) -> str:
+    def explain_older(self, version: str) -> str:
         """Return a note if pip cannot install the newest version alone. Raise Failed if only Halter prevents it."""
         framework = self.packages[0]
         newest = self._find_newest(framework)
@@ -101,10 +101,10 @@ class Environment:
         pinned = f"{framework}=={newest}"
         alone = self._dry_run(pinned)
         if alone.returncode:
-            return f" (not {newest}, which cannot be installed alone either: {find_conflict(alone.stderr)})"
+            return f"{newest} cannot be installed alone either: {find_conflict(alone)}."
         together = self._dry_run(str(ROOT), pinned)
         if together.returncode:
-            conflict = find_conflict(together.stderr)
+            conflict = find_conflict(together)
             raise self._fail(f"beside Halter pip takes {framework} {version}, not {newest}: {conflict}", together)
         raise Failed(f"pip keeps {framework} {version} although {newest} can be installed: delete {self.folder}.")
 
@@ -117,7 +117,7 @@ class Environment:
 
     def _require(self, result: subprocess.CompletedProcess[str], step: str = "pip") -> None:
         if result.returncode:
-            raise self._fail(f"{step}: {find_conflict(result.stderr or result.stdout)}", result)
+            raise self._fail(f"{step}: {find_conflict(result)}", result)
 
     def _fail(self, problem: str, result: subprocess.CompletedProcess[str]) -> Failed:
         self.log.write_text(result.stdout + result.stderr)
@@ -130,8 +130,9 @@ class Environment:
         return subprocess.run([str(self._python), *words], cwd=cwd, capture_output=True, text=True, check=False)
 
 
-def find_conflict(output: str) -> str:
+def find_conflict(result: subprocess.CompletedProcess[str]) -> str:
     """Return the requirements that pip found to conflict, or the last error, as one sentence."""
+    output = result.stdout + result.stderr
     requirements = list(dict.fromkeys(REQUESTED.findall(output) + DEPENDS.findall(output)))
     if requirements:
         return ", and ".join(requirements)
@@ -142,20 +143,22 @@ def find_conflict(output: str) -> str:
 def try_adapter(adapter: str) -> Row:
     started_at = time.monotonic()
     environment = Environment(adapter)
-    version, tests, problem = "", "", ""
+    version, tests, note, has_failed = "", "", "", False
     try:
         environment.create()
         version = environment.install()
+        note = environment.explain_older(version)
         tests = environment.test()
     except Failed as failed:
-        problem = str(failed)
-    return Row(adapter, version, tests, time.monotonic() - started_at, environment.measure(), problem)
+        note, has_failed = str(failed), True
+    seconds = time.monotonic() - started_at
+    return Row(adapter, version, tests, seconds, environment.measure(), note, has_failed)
 
 
 def format_row(row: Row) -> str:
     name = FRAMEWORKS[row.adapter][0]
     figures = f"{name:22} {row.version:12} {row.tests or 'FAILED':22} {row.seconds:8.0f} {row.megabytes:8.0f}"
-    return f"{figures}\n  {row.problem}" if row.problem else figures
+    return f"{figures}\n  {row.note}" if row.note else figures
 
 
 def main(adapters: Sequence[str]) -> int:
@@ -168,7 +171,7 @@ def main(adapters: Sequence[str]) -> int:
     has_failed = False
     for adapter in adapters or FRAMEWORKS:
         row = try_adapter(adapter)
-        has_failed |= bool(row.problem)
+        has_failed |= row.has_failed
         print(format_row(row), flush=True)
     return int(has_failed)
 

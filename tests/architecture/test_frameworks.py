@@ -1,5 +1,6 @@
 """The matrix of `make frameworks` leaves no adapter out, and says which requirements keep a framework from Halter."""
 
+import subprocess
 from pathlib import Path
 
 from scripts.frameworks import FRAMEWORKS, TESTS, find_conflict
@@ -8,17 +9,18 @@ ROOT = Path(__file__).parents[2]
 SHARED = {"__init__", "attachments", "guarded_runs"}
 """The modules that all adapters use."""
 
-REFUSED = """\
-ERROR: Cannot install crewai==1.15.30 and halter-agents==1.0.0 because these package versions have conflicting dependencies.
-
+PRINTED = """\
 The conflict is caused by:
     halter-agents 1.0.0 depends on pydantic>=2.14
     crewai 1.15.30 depends on pydantic<2.13 and >=2.11.9
 
 To fix this you could try to:
 1. loosen the range of package versions you've specified
-ERROR: ResolutionImpossible: for help visit https://pip.pypa.io/en/latest/topics/dependency-resolution/
 """
+
+
+def find(printed: str, errors: str) -> str:
+    return find_conflict(subprocess.CompletedProcess([], 1, printed, errors))
 
 
 def test_each_adapter_is_tried_beside_its_framework_and_has_tests() -> None:
@@ -29,12 +31,11 @@ def test_each_adapter_is_tried_beside_its_framework_and_has_tests() -> None:
 
 
 def test_a_conflict_is_named_by_the_requirements_of_both_sides() -> None:
-    assert find_conflict(REFUSED) == (
+    assert find(PRINTED, "ERROR: ResolutionImpossible: for help visit a page\n") == (
         "halter-agents 1.0.0 depends on pydantic>=2.14, and crewai 1.15.30 depends on pydantic<2.13 and >=2.11.9"
     )
 
 
 def test_an_error_that_is_no_conflict_is_quoted() -> None:
-    assert find_conflict("WARNING: slow\nERROR: No matching distribution found for nosuch\n") == (
-        "No matching distribution found for nosuch"
-    )
+    errors = "WARNING: slow\nERROR: No matching distribution found for nosuch\n"
+    assert find("Looking in a folder\n", errors) == "No matching distribution found for nosuch"

@@ -61,6 +61,7 @@ class WorkInLoop:
     def _end(self, task: asyncio.Task[Any]) -> None:
         if task.cancelled():
             self.outcome.cancel()
+            self.outcome.set_running_or_notify_cancel()  # For those who wait in threads.
         elif error := task.exception():
             self.outcome.set_exception(error)
         else:
