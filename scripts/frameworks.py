@@ -76,7 +76,8 @@ class Environment:
     def test(self) -> str:
         """Run the tests of the adapter, and return their counts."""
         tests = [f"tests/adapters/test_{self.adapter}.py", *TESTS]
-        result = self._run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", self.adapter, *tests, cwd=ROOT)
+        options = ["-q", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=900", "-k", self.adapter]
+        result = self._run("-m", "pytest", *options, *tests, cwd=ROOT)
         summary = (result.stdout.strip().splitlines() or [""])[-1]
         counts = {kind: int(count) for count, kind in COUNT.findall(summary)}
         if result.returncode or not counts.get("passed"):
