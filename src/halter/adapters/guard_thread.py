@@ -1,11 +1,10 @@
 """The guard in an event loop of its own, for frameworks that run agents in threads or block their loop."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from concurrent import futures
 from contextlib import contextmanager, suppress
 from contextvars import Context
-from functools import partial
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any, TypeVar
@@ -82,7 +81,7 @@ class GuardThread:
         self._thread: Thread | None = None
 
     @contextmanager
-    def open(self) -> Iterator[tuple[asyncio.AbstractEventLoop, GuardedRuns]]:
+    def open(self) -> Generator[tuple[asyncio.AbstractEventLoop, GuardedRuns]]:
         with self._lock:
             if self._loop_and_thread is None:
                 self._loop_and_thread = (asyncio.new_event_loop(), self._make_runs())
@@ -120,7 +119,10 @@ class GuardThread:
     ) -> AsyncGenerator[Any]:
         """Yield what the work emits, and pass on its result, as `stream` does in a thread."""
         own_loop, items = asyncio.get_running_loop(), asyncio.Queue[Any]()
-        emit = partial(own_loop.call_soon_threadsafe, items.put_nowait)
+
+        def emit(item: Any) -> None:
+            own_loop.call_soon_threadsafe(items.put_nowait, item)
+
         with self.open() as (loop, runs):
             work = WorkInLoop(loop, make_work(runs, emit))
             work.outcome.add_done_callback(lambda _: emit(None))
