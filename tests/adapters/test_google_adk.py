@@ -150,6 +150,7 @@ def test_a_program_without_a_loop_runs_it(desk: Desk, mode: StreamingMode) -> No
     asyncio.run(desk.expect_receipt("COMPLETED", ["pay"], requests=2))
 
 
+@pytest.mark.filterwarnings("ignore::halter.adapters.attachments.AnswerCut")
 def test_runs_of_several_threads_never_pass_one_cap(desk: Desk) -> None:
     desk.policy = {"limits": {"max_cost_usd_per_day": 1}}
     runner = make_runner(desk, model=FunctionLlm(output=39_000), max_output_tokens=40_000)
