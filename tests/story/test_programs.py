@@ -191,7 +191,7 @@ async def test_a_batch_that_is_started_again_asks_the_model_for_nothing(
         spent.append(str(day.spent))
     assert printed == ["200 of 200 reviews. Complaints: {'price': 200}\n"] * 2
     assert len(model.requests) == 200
-    assert spent == ["0.9", "0.9"]
+    assert spent == ["0.6", "0.6"]
 
 
 def test_a_report_is_written_once_a_day(load: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
