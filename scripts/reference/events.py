@@ -26,7 +26,7 @@ def page() -> str:
         "`halter.core.events`",
         "Everything that happens is one of these events, in the past tense. The fields "
         "below are its *facts*, which stay. "
-        "What was said is its *body*, which can be erased. `halter tail --json`, `halter "
+        "What was said is its *body*, which can be erased. `halter show --follow --json`, `halter "
         "export` and the API show them.",
         "Times are microseconds since 1970 by the store's clock; money is whole numbers of micro-dollars "
         "(1,000,000 are a dollar). Receipts, reports, budgets and the audit say dollars, under names that end in "

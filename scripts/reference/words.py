@@ -40,7 +40,7 @@ VARIABLES: Final = {
         "`~/.config/halter/hooks`",
     ),
     "HALTER_TOKENS": ("the file of the tokens by which people reach the server", "`~/.config/halter/tokens.json`"),
-    "HALTER_TOKEN": ("the token with which `halter top --server` looks and acts", "none: it is needed there"),
+    "HALTER_TOKEN": ("the token with which `halter status --live --server` looks and acts", "none: it is needed there"),
     "HALTER_KEY": (
         "the virtual key that `halter proxy env` prints and `halter proxy check` shows",
         "give it as `--key`",

@@ -155,7 +155,7 @@ async def test_what_was_decided_and_what_waits_are_separate(store: JournalStore)
     assert [decision_row.decision for decision_row in report.waiting] == ["d1"]
 
 
-RETRY = "halter schedules retry clerk/papers i1"
+RETRY = "halter triggers retry clerk/papers i1"
 
 
 async def test_all_that_needs_somebody_is_named_with_what_to_do(store: JournalStore) -> None:

@@ -55,8 +55,8 @@ def test_what_may_not_differ_is_found(wanted: str, printed: str) -> None:
 def test_an_id_of_a_page_stands_for_the_one_that_was_given() -> None:
     ids = Ids()
     assert not differs(f"session {ONE}", f"session {TWO}", ids)
-    assert ids.put_into(f"halter receipt {ONE}") == f"halter receipt {TWO}"
-    assert ids.put_into(f"halter receipt {THREE}") == f"halter receipt {THREE}"
+    assert ids.put_into(f"halter show {ONE} --receipt") == f"halter show {TWO} --receipt"
+    assert ids.put_into(f"halter show {THREE} --receipt") == f"halter show {THREE} --receipt"
 
 
 def block(text: str, *notes: str, language: str = "console") -> Block:

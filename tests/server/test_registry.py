@@ -20,7 +20,7 @@ WITHOUT_A_COMMAND = {
     "fleet": "`halter sessions` and `doctor` show it",
     "workers": "`halter doctor` shows them",
     "session": "`halter sessions` and `show` tell it",
-    "turns": "a part of `halter receipt`",
+    "turns": "a part of `halter show --receipt`",
     "hot-state": "a person sees it on the dashboard",
     "halts": "a part of `halter report`",
     "spending": "drawn on the dashboard",
@@ -38,7 +38,12 @@ def named(group: Any, before: str = "") -> Iterator[str]:
 def test_each_has_a_name_of_its_own_a_command_or_a_reason_and_both_exist() -> None:
     assert len({each.name for each in OPERATIONS}) == len(OPERATIONS)
     assert {each.name for each in OPERATIONS if not each.command} == set(WITHOUT_A_COMMAND)
-    assert {each.command for each in OPERATIONS if each.command} <= {*named(load_all_commands())}
+    commands = load_all_commands()
+    assert {each.command.partition(" --")[0] for each in OPERATIONS if each.command} <= {*named(commands)}
+    flags = {tuple(each.command.split(" ")) for each in OPERATIONS if " --" in each.command}
+    assert all(
+        flag in [name for option in commands.commands[name].params for name in option.opts] for name, flag in flags
+    )
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.name)

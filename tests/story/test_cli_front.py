@@ -125,7 +125,7 @@ def test_a_schedule_from_a_chat_waits_in_the_inbox_and_a_yes_creates_it(ada: Per
         assert words in text
     assert '"made"' not in text
     output = ada.types("approve", "schedule/desk/check-the-mail")[1]
-    assert output.startswith("Created trigger desk/check-the-mail. See `halter schedules desk`.")
+    assert output.startswith("Created trigger desk/check-the-mail. See `halter triggers desk`.")
     assert "It runs only while `halter up`, `halter serve` or a worker runs desk." in " ".join(output.split())
     assert "Triggers fire only while `halter up`" in ada.types("schedules")[1]
     assert "desk/check-the-mail. Start `halter up FOLDER`" in " ".join(ada.types("doctor")[1].split())
@@ -182,7 +182,7 @@ def test_a_person_can_retry_a_quarantined_document(ada: Person) -> None:
     )
     text = ada.types("schedules")[1]
     assert "1 quarantined" in text
-    assert "halter schedules retry desk/in abc123" in text
+    assert "halter triggers retry desk/in abc123" in text
     assert ada.types("schedules", "cancel", "desk/in")[0] == 1
     assert ada.types("schedules", "retry", "desk/in", "b.txt")[0] == 2
     assert ada.types("schedules", "retry", "desk/in", "abc")[1] == "desk/in retries a.txt.\n"
@@ -229,7 +229,7 @@ def test_proposals_are_kept_and_dismissed_and_the_question_about_them_is_answere
         ("precedent", "leak: Pipes leak in frost.", ""),
     }
     assert "desk proposes a memory: desk proposes" in ada.types("inbox")[1]
-    assert ada.types("proposals", "keep", "m")[1] == "m-1 is kept.\n"
+    assert ada.types("proposals", "keep", "m")[1] == "m-1 is accepted.\n"
     assert [need["decision"] for need in ada.looks("inbox")] == ["", ""]
     assert ada.looks("proposals", "dismiss", "p-1") == {"subject": "p-1", "done": True, "status": "dismissed"}
     assert {result["id"]: result["status"] for result in ada.looks("proposals")} == {"m-1": "kept", "p-1": "dismissed"}
@@ -270,7 +270,7 @@ def test_findings_are_listed_by_session_and_kept(ada: Person) -> None:
     (result,) = ada.looks("findings", "one")
     assert (result["id"], result["severity"], result["support"]) == ("f-1", "high", "unquoted")
     assert "It leaks." in ada.types("findings")[1]
-    assert ada.types("findings", "keep", "f-1")[1] == "f-1 is kept.\n"
+    assert ada.types("findings", "keep", "f-1")[1] == "f-1 is accepted.\n"
     assert ada.looks("findings")[0]["status"] == "kept"
 
 

@@ -25,13 +25,13 @@ from tests.story.clerks import environment, furnish
 SPEC = {
     "Run": ["init", "run", "chat", "play", "demo"],
     "Run unattended": ["up", "worker", "serve", "proxy", "on", "off"],
-    "Inspect": ["sessions", "show", "tail", "receipt", "report", "export"],
+    "Inspect": ["status", "sessions", "show", "report", "export"],
     "Control": ["inbox", "approve", "deny", "halt", "resume", "cancel", "budget"],
-    "Plan": ["schedules", "route"],
+    "Plan": ["triggers", "route"],
     "Trust": ["audit", "verify", "erase", "drill", "doctor", "schema"],
 }
 FOLLOWING = {
-    *("halter up clerk", "halter up clerk --json", "halter tail", "halter tail clerk-1 --after 2"),
+    *("halter up clerk", "halter up clerk --json", "halter show --follow", "halter show clerk-1 --follow"),
     *("halter serve", "halter serve clerk --json"),
     *("halter proxy", "halter proxy --json"),
 }
@@ -117,8 +117,10 @@ def types(home: Path, line: str, given: str = "", **more: str) -> Result:
 
 
 def leaves(group: TyperGroup, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every command that does something, by its whole name."""
+    """Every command that does something and is shown, by its whole name."""
     for name, command in group.commands.items():
+        if command.hidden:
+            continue
         if isinstance(command, TyperGroup):
             yield from leaves(command, f"{path}{name} ")
         else:
@@ -188,7 +190,7 @@ def test_a_command_that_follows_runs_until_it_is_interrupted(home: Path, line: s
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=environ, cwd=home, start_new_session=True, stdout=pipe, stderr=pipe) as program:
         assert program.stdout is not None
-        if line != "halter tail":
+        if line != "halter show --follow":
             assert program.stdout.readline()
         else:
             types(home, "halter halt fleet")
@@ -226,13 +228,13 @@ def test_every_command_answers_in_json() -> None:
 ANSWERS = [
     *(
         "status",
-        "top --once",
+        "status --live --once",
         "eval run clerk",
         "eval add clerk-2 clerk",
         "tell clerk-1 hello",
         "sessions",
         "show clerk-1",
-        "receipt clerk-2",
+        "show clerk-2 --receipt",
         "report",
         "findings",
         "findings list",
@@ -241,7 +243,7 @@ ANSWERS = [
         "channels list",
         "channels pair telegram ada",
     ),
-    *("budget", "budget show", "rules", "schedules", "schedules list", "audit", "verify", "doctor", "schema agent"),
+    *("budget", "budget show", "rules", "triggers", "triggers list", "audit", "verify", "doctor", "schema agent"),
     *("schema fleet", "trust clerk", "on clerk", "off clerk", "halt fleet", "cancel clerk-1", "route clerk hello"),
     "tools clerk",
     "fork clerk-2 --at 2",
@@ -252,10 +254,10 @@ ANSWERS = [
     *("policy", "policy show", "policy apply fleet/halter.yaml --yes"),
     *("policy backtest --agent clerk --cap 1", "policy suggest --agent clerk"),
     "policy diff fleet/halter.yaml fleet/halter.yaml",
-    *("findings keep clerk-1.f1", "findings dismiss clerk-1.f1", "proposals keep clerk-1.m1"),
+    *("findings accept clerk-1.f1", "findings dismiss clerk-1.f1", "proposals accept clerk-1.m1"),
     *("proposals dismiss clerk-1.m1", "proposals promote clerk-1.m1 clerk --yes", "erase --older-than 9d --yes"),
-    *("schedules run clerk/nightly", "schedules cancel clerk/weekly", "drill tamper --seeds 1"),
-    *("schedules retry clerk/letters 0123", "tokens list", "tokens add ada --role admin", "tokens remove carol"),
+    *("triggers run clerk/nightly", "triggers cancel clerk/weekly", "drill tamper --seeds 1"),
+    *("triggers retry clerk/letters 0123", "tokens list", "tokens add ada --role admin", "tokens remove carol"),
     *("proxy env claude", "keys list", "keys new --agent desk"),
 ]
 
@@ -272,7 +274,7 @@ def test_every_command_that_answers_once_has_its_json_tested() -> None:
     texts = {name for name in ALL for line in ANSWERS if f"{line} ".startswith(f"{name} ")}
     hooks = {"hook install", "hook uninstall", "hook status", "hook serve"}
     proxied = {"proxy check", "keys revoke", "channels unpair", "prices update", "prices accept"}
-    endless = {"up", "worker", "serve", "gateway", "tail", "chat", "demo", "resume"}
+    endless = {"up", "worker", "serve", "gateway", "chat", "demo", "resume"}
     assert set(ALL) - texts - hooks - proxied == endless
 
 
@@ -282,7 +284,7 @@ def test_every_command_that_answers_once_has_its_json_tested() -> None:
         ("halter sessions", 0),
         ("halter resume fleet", 1),
         ("halter cancel clerk-2", 1),
-        ("halter schedules cancel clerk/nightly", 2),
+        ("halter triggers cancel clerk/nightly", 2),
         ("halter show nosuch", 2),
         ("halter sessions --limit none", 2),
         ("halter nosuch", 2),

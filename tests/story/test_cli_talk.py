@@ -93,7 +93,7 @@ def test_the_answer_goes_to_standard_output_and_all_else_beside_it(ada: Person) 
     assert output.splitlines() == [
         f"Session {session['session']}",
         '  ok       look {"at":"the 雪 ☃"}  nothing at the 雪 ☃',
-        f"COMPLETED, $0.00. Receipt: halter receipt {session['session']}",
+        f"COMPLETED, $0.00. Receipt: halter show {session['session']} --receipt",
     ]
 
 

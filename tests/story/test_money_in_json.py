@@ -112,6 +112,8 @@ def refuse_micros(value: Any, of: Any) -> None:
 
 def with_json(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     for name, command in group.commands.items():
+        if command.hidden:
+            continue
         if hasattr(command, "commands"):
             yield from with_json(command, (*path, name))
         elif any("--json" in option.opts for option in command.params):
@@ -122,12 +124,12 @@ def words_for(session: str) -> dict[tuple[str, ...], tuple[str, ...]]:
     """Say what is typed after each command. What names `nothing` is refused with a sentence, and prints no JSON."""
     return {
         ("init",): ("~/other",), ("run",): ("~/desk", "Send it."), ("play",): ("~/desk/letter.yaml",),
-        ("on",): ("~/desk",), ("off",): ("desk",), ("status",): (), ("top",): ("--once",),
+        ("on",): ("~/desk",), ("off",): ("desk",), ("status",): (),
         ("eval", "run"): ("~/nothing",), ("eval", "add"): (session, "~/desk"),
-        ("sessions",): (), ("show",): (session,), ("tail",): (session,), ("receipt",): (session,), ("report",): (),
+        ("sessions",): (), ("show",): (session,), ("report",): (),
         ("export",): (session, "--output", "~/export.jsonl"),
-        ("findings", "list"): (), ("findings", "keep"): ("nothing",), ("findings", "dismiss"): ("nothing",),
-        ("proposals", "list"): (), ("proposals", "keep"): ("nothing",), ("proposals", "dismiss"): ("nothing",),
+        ("findings", "list"): (), ("findings", "accept"): ("nothing",), ("findings", "dismiss"): ("nothing",),
+        ("proposals", "list"): (), ("proposals", "accept"): ("nothing",), ("proposals", "dismiss"): ("nothing",),
         ("proposals", "promote"): ("nothing", "~/desk"),
         ("inbox",): (), ("approve",): ("nothing",), ("deny",): ("nothing",), ("tell",): ("nothing", "hello"),
         ("fork",): (session,),
@@ -136,8 +138,8 @@ def words_for(session: str) -> dict[tuple[str, ...], tuple[str, ...]]:
         ("policy", "show"): (), ("policy", "apply"): ("~/desk/fleet.yaml", "--yes"),
         ("budget", "lower"): ("agent:desk", "1.234567"), ("rules", "end"): ("nothing",),
         ("rules", "offer"): ("nothing",),
-        ("schedules", "list"): (), ("schedules", "run"): ("desk/nothing",), ("schedules", "cancel"): ("desk/nothing",),
-        ("schedules", "retry"): ("desk/nothing", "nothing"), ("route",): ("~/desk", "what have you spent?"),
+        ("triggers", "list"): (), ("triggers", "run"): ("desk/nothing",), ("triggers", "cancel"): ("desk/nothing",),
+        ("triggers", "retry"): ("desk/nothing", "nothing"), ("route",): ("~/desk", "what have you spent?"),
         ("audit",): (), ("verify",): (), ("erase",): ("--session", session, "--yes"), ("doctor",): ("~/desk",),
         ("store", "accept"): (),
         ("schema",): ("agent",), ("tokens", "list"): (), ("tokens", "add"): ("script", "--role", "viewer"),
@@ -158,8 +160,12 @@ def test_no_command_prints_micro_dollars(halter: Halter, tmp_path: Path) -> None
     assert ran["cost_usd"] == Decimal("0.001234")
     text, values = 0, words_for(ran["session"])
     assert {*values} == {*with_json(load_all_commands())} - GO_ON - SLOW
-    for path in values:
-        answer = halter(*path, *values[path], "--json")
+    views = {
+        ("show",): ((ran["session"], "--receipt"), (ran["session"], "--follow")),
+        ("status",): (("--live", "--once"),),
+    }
+    for path, words in [*values.items(), *((path, each) for path, lines in views.items() for each in lines)]:
+        answer = halter(*path, *words, "--json")
         assert "Traceback" not in answer.output, path
         if answer.stdout:
             refuse_micros(parse_output(answer.stdout), path)

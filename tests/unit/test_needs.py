@@ -114,7 +114,7 @@ AWAY = "halter up 7 on box stopped sending heartbeats 10m ago. It ran shop;"
     ("rows", "kind", "line"),
     [
         ({"waiting": [decision()]}, "approval", "shop wants to send to bob. halter approve d1"),
-        ({"sessions": [session("PAUSED")]}, "paused", "shop is paused in session shop-1. halter resume shop"),
+        ({"sessions": [session("PAUSED")]}, "paused", "shop is paused in session shop-1. halter on shop"),
         (
             {"sessions": [session("WAITING_FOR_INPUT")]},
             "question",
@@ -133,7 +133,7 @@ AWAY = "halter up 7 on box stopped sending heartbeats 10m ago. It ran shop;"
         (
             {"quarantined_items": [ItemRow("shop/in", "0123456789abcdef00", name="a.txt", sentence="It failed.")]},
             "document",
-            "shop/in quarantined a document: a.txt. It failed. halter schedules retry shop/in 0123456789abcdef",
+            "shop/in quarantined a document: a.txt. It failed. halter triggers retry shop/in 0123456789abcdef",
         ),
         (
             {"halts": [HaltRow("agent:shop", 1, 1, "ada", "", 0)]},

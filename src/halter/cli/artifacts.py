@@ -1,4 +1,4 @@
-"""`halter status`, `top`, `report`, `findings` and `proposals`: the state of agents, and the results of sessions."""
+"""`halter status`, `report`, `findings` and `proposals`: the state of agents, and the results of sessions."""
 
 import asyncio
 import os
@@ -44,17 +44,7 @@ if TYPE_CHECKING:
     from halter.operations.top import FleetView
     from halter.top.source import OperationSource
 
-status = command(
-    read_status,
-    """Show the state of all agents: where each runs, what it waits for, its spending and caps, and its next wake.
-
-    Below the agents is everything that needs you, with the commands that answer it, as in `halter inbox`.
-    """,
-    build_status_sheet,
-    despite_doubt=True,
-    allow_missing=True,
-)
-
+_show_status = command(read_status, "", build_status_sheet, despite_doubt=True, allow_missing=True)
 
 TOKEN_VARIABLE: Final = "HALTER_TOKEN"  # noqa: S105 - the name of a variable
 SERVER_TIMEOUT_SECONDS: Final = 10
@@ -64,7 +54,32 @@ ServerOption = Annotated[
         "--server", metavar="URL", help=f"Watch a server instead of a store, with the token in ${TOKEN_VARIABLE}."
     ),
 ]
-OnceOption = Annotated[bool, typer.Option("--once", help="Print the view once and exit.")]
+OnceOption = Annotated[bool, typer.Option("--once", help="Print the live view once and exit.")]
+
+
+def status(
+    *,
+    live: Annotated[
+        bool, typer.Option("--live", help="Watch and control the fleet in a live terminal until you quit.")
+    ] = False,
+    once: OnceOption = False,
+    server: ServerOption = "",
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the state of all agents: where each runs, what it waits for, its spending and caps, and its next wake.
+
+    Below the agents is everything that needs you, with the commands that answer it, as in `halter inbox`.
+
+    With --live, watch sessions and their spending, what needs you, caps and workers. Answer a decision with y, n or e;
+    type a scope to halt it. With --live --once, print the view for a pipe or a script.
+    """
+    if live:
+        top(once=once, server=server, store=store, as_json=as_json)
+    elif once or server:
+        fail("--once and --server require --live.", EXIT_USAGE)
+    else:
+        _show_status(store=store, as_json=as_json)
 
 
 def top(
@@ -163,23 +178,23 @@ def promote(
 
 
 proposals = group(
-    "List proposals of agents; keep, dismiss or promote one.",
+    "List proposals of agents; accept, dismiss or promote one.",
     {
         "list": command(
             artifacts.proposals,
             """List proposed memories and precedents, the newest first, with their status.
 
-            Sessions see a proposal only after a person keeps it.
+            Sessions see a proposal only after a person accepts it.
             """,
             lambda found, _: build_artifacts_sheet(found, "No agent has made a proposal yet."),
             despite_doubt=True,
             allow_missing=True,
         ),
-        "keep": command(
+        "accept": command(
             artifacts.settle_proposal,
-            """Keep a proposal. Future sessions of its agent see it.
+            """Accept a proposal. Future sessions of its agent see it.
 
-            Sessions see the newest kept proposals, as far as they fit; `promote` makes one permanent.
+            Sessions see the newest accepted proposals, as far as they fit; `promote` makes one permanent.
             """,
             fixed_values={"status": "kept"},
         ),
@@ -193,10 +208,11 @@ proposals = group(
         ),
         "promote": promote,
     },
+    former_names={"keep": "accept"},
 )
 
 findings = group(
-    "List findings of sessions; keep or dismiss one.",
+    "List findings of sessions; accept or dismiss one.",
     {
         "list": command(
             artifacts.findings,
@@ -209,11 +225,11 @@ findings = group(
             despite_doubt=True,
             allow_missing=True,
         ),
-        "keep": command(
+        "accept": command(
             artifacts.settle_finding,
-            """Keep a finding.
+            """Accept a finding.
 
-            It stays in the list as kept, with your name and reason.
+            It stays in the list as accepted, with your name and reason.
             """,
             fixed_values={"status": "kept"},
         ),
@@ -226,6 +242,7 @@ findings = group(
             fixed_values={"status": "dismissed"},
         ),
     },
+    former_names={"keep": "accept"},
 )
 
 

@@ -414,8 +414,8 @@ def export(
 ) -> None:
     """Export a session's journal, inbox and receipt as JSON lines that anyone can verify.
 
-    `halter receipt --verify RECEIPT --journal FILE` verifies it without a store. Only you can read the file: it has all
-    bodies that were not erased.
+    `halter show --receipt --verify RECEIPT --journal FILE` verifies it without a store. Only you can read the file: it
+    has all bodies that were not erased.
     """
 
     async def job(app: Runtime, on_progress: ProgressListener) -> tuple[Sequence[str], int]:
@@ -434,7 +434,7 @@ def export(
         answer_json({"sessions": sessions, "events": events, "file": output})
         return
     print_sentence(f"Exported {format_count(events, 'event')} of {format_count(len(sessions), 'session')} to {output}.")
-    print_sentence(f"Verify it with: halter receipt --verify {output} --journal {output}")
+    print_sentence(f"Verify it with: halter show --receipt --verify {output} --journal {output}")
 
 
 def _write(view: "StoreView", sessions: Sequence[str], output: str, now: int, on_progress: ProgressListener) -> int:

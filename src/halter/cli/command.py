@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter, Signature, signature
 from shlex import quote
+from types import MappingProxyType
 from typing import Annotated, Any, Final, NoReturn, TypeVar, get_args, get_type_hints
 
 import typer
@@ -452,9 +453,15 @@ def _sign(callback: Callable[..., None], parameters: Mapping[str, tuple[Any, Any
 
 
 def group(
-    text: str, commands: Mapping[str, Callable[..., None]], default: Callable[..., None] | None = None
+    text: str,
+    commands: Mapping[str, Callable[..., None]],
+    default: Callable[..., None] | None = None,
+    former_names: Mapping[str, str] = MappingProxyType({}),
 ) -> typer.Typer:
-    """Make a group of commands. Without a subcommand it runs `default`, or else the command `list`."""
+    """Make a group of commands. Without a subcommand it runs `default`, or else the command `list`.
+
+    `former_names` maps names of earlier versions to commands; they work for ever, and no help shows them.
+    """
     if default is None:
         typer_group = typer.Typer(cls=ListingGroup, help=text)
     else:
@@ -462,6 +469,8 @@ def group(
         typer_group.callback()(_default(text, default))
     for name, callback in commands.items():
         typer_group.command(name, cls=PlainCommand)(callback)
+    for former_name, name in former_names.items():
+        typer_group.command(former_name, cls=PlainCommand, hidden=True)(commands[name])
     return typer_group
 
 

@@ -146,15 +146,12 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     },
     "Inspect": {
         "status": ("artifacts:status", "Show the state of all agents, and what needs you."),
-        "top": ("artifacts:top", "Watch and control the fleet in a live terminal."),
         "sessions": ("sessions:sessions", "List sessions, the newest first."),
-        "show": ("sessions:show", "Show a session: messages, calls and outcomes."),
-        "tail": ("sessions:tail", "Show events as they are committed."),
-        "receipt": ("sessions:receipt", "Show what a session did, spent and saw, and why it ended."),
+        "show": ("sessions:show", "Show a session: conversation, receipt, or live events."),
         "report": ("artifacts:report", "Report what happened in the last day."),
         "export": ("audit:export", "Export a session's journal to a verifiable file."),
-        "findings": ("artifacts:findings", "List findings of sessions; keep or dismiss one."),
-        "proposals": ("artifacts:proposals", "List proposals of agents; keep or dismiss one."),
+        "findings": ("artifacts:findings", "List findings of sessions; accept or dismiss one."),
+        "proposals": ("artifacts:proposals", "List proposals of agents; accept or dismiss one."),
     },
     "Control": {
         "inbox": ("decisions:inbox", "Show what needs you."),
@@ -163,7 +160,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "tell": ("decisions:tell", "Send a message to a session, or answer its question."),
         "fork": ("decisions:fork", "Create a session from any point of another one."),
         "halt": ("decisions:halt", "Halt the fleet, an agent or a session within a second."),
-        "resume": ("decisions:resume", "Resume a halted scope or a stopped agent."),
+        "resume": ("decisions:resume", "Lift the halt of the fleet, an agent or a session."),
         "cancel": ("decisions:cancel", "End a session. Running calls are cancelled."),
         "budget": ("money:budget", "Show spending against every cap; raise or lower one."),
         "policy": ("money:policy", "Show, test or change the store's policy."),
@@ -171,7 +168,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "rules": ("decisions:rules", "List standing rules; end one."),
     },
     "Plan": {
-        "schedules": ("triggers:schedules", "List triggers; run or end one."),
+        "triggers": ("triggers:triggers", "List triggers; run or end one."),
         "route": ("talk:route", "Show how a message to an agent would be routed."),
     },
     "Trust": {
@@ -191,6 +188,14 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
 }
 """Commands by panel and name: the target of each, and its summary, which fits a help of 80 columns."""
 
+FORMER_COMMANDS: Final[Mapping[str, str]] = {
+    "top": "artifacts:top",
+    "tail": "sessions:tail",
+    "receipt": "sessions:receipt",
+    "schedules": "triggers:triggers",
+}
+"""Commands of earlier versions and their targets. They work for ever, and no help shows them."""
+
 EXIT_CODES_TEXT: Final = "\n".join(f"{code:>5}  {meaning}" for code, meaning in EXIT_MEANINGS.items())
 EPILOG: Final = f"halter COMMAND --help shows more, with examples.\n\nExit codes:\n{EXIT_CODES_TEXT}"
 
@@ -204,6 +209,8 @@ def build_command_tree() -> typer.Typer:
         for name, (target, summary) in commands.items():
             load = make_lazy_loader(f"halter.cli.{target}", name)
             app.command(name, help=summary, rich_help_panel=panel, cls=LazyCommand)(load)
+    for name, target in FORMER_COMMANDS.items():
+        app.command(name, hidden=True, cls=LazyCommand)(make_lazy_loader(f"halter.cli.{target}", name))
     return app
 
 
@@ -215,6 +222,7 @@ def load_all_commands() -> TyperGroup:
     for name, command in group.commands.items():
         if isinstance(command, LazyCommand):
             loaded_command = group.commands[name] = command.load()
+            loaded_command.hidden = command.hidden
             setattr(loaded_command, PANEL, getattr(command, PANEL))
     return group
 
@@ -254,25 +262,22 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "hook serve": ("halter hook serve",),
     "on": ("halter on clerk", 'halter on ./clerk --reason "back from holiday"'),
     "off": ('halter off clerk --reason "too many letters"',),
-    "status": ("halter status", "halter status --json"),
-    "top": ("halter top --once", "halter top --once --json"),
+    "status": ("halter status", "halter status --json", "halter status --live --once"),
     "sessions": (
         "halter sessions",
         "halter sessions --agent clerk --state sleeping --since 7d",
         "halter sessions -n 5 -j",
     ),
-    "show": ("halter show clerk-1", "halter show clerk-1 --events", "halter show clerk-1 --at 2 --json"),
-    "tail": ("halter tail", "halter tail clerk-1 --after 2"),
-    "receipt": ("halter receipt clerk-2", "halter receipt clerk-2 --html receipt.html"),
+    "show": ("halter show clerk-1 --events", "halter show clerk-2 --receipt", "halter show clerk-1 --follow"),
     "report": ("halter report", "halter report --since 7d --html week.html"),
     "export": ("halter export clerk-2 --output clerk-2.jsonl",),
     "findings": ("halter findings", "halter findings clerk-1 --json"),
     "findings list": ("halter findings", "halter findings list clerk-1"),
-    "findings keep": ('halter findings keep clerk-1.f1 --reason "seen on the wall, too"',),
+    "findings accept": ('halter findings accept clerk-1.f1 --reason "seen on the wall, too"',),
     "findings dismiss": ("halter findings dismiss clerk-1.f1",),
     "proposals": ("halter proposals",),
     "proposals list": ("halter proposals --json",),
-    "proposals keep": ("halter proposals keep clerk-1.m1",),
+    "proposals accept": ("halter proposals accept clerk-1.m1",),
     "proposals dismiss": ('halter proposals dismiss clerk-1.m1 --reason "not so any more"',),
     "proposals promote": ("halter proposals promote clerk-1.m1 clerk --yes",),
     "inbox": ("halter inbox", "halter inbox --json"),
@@ -307,11 +312,11 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "rules": ("halter rules",),
     "rules end": ("halter rules end r1",),
     "rules offer": ("halter rules offer clerk-1.1/approval",),
-    "schedules": ("halter schedules", "halter schedules run clerk/nightly"),
-    "schedules list": ("halter schedules list clerk",),
-    "schedules run": ("halter schedules run clerk/nightly",),
-    "schedules cancel": ("halter schedules cancel clerk/weekly",),
-    "schedules retry": ("halter schedules retry clerk/letters 0123456789abcdef",),
+    "triggers": ("halter triggers", "halter triggers run clerk/nightly"),
+    "triggers list": ("halter triggers list clerk",),
+    "triggers run": ("halter triggers run clerk/nightly",),
+    "triggers cancel": ("halter triggers cancel clerk/weekly",),
+    "triggers retry": ("halter triggers retry clerk/letters 0123456789abcdef",),
     "route": ('halter route clerk "What is 17 * 23?"',),
     "audit": (
         "halter audit --since 24h",

@@ -90,6 +90,7 @@ _OFFERS: Final[Mapping[str, CompletionSource]] = {
     "approve.scope": _complete_way,
     "on.agent": _make_name_source("agents"),
     "off.agent": _make_name_source("agents"),
+    "triggers.agent": _make_name_source("agents"),
     "schedules.agent": _make_name_source("agents"),
     "finding": _make_name_source("findings"),
     "proposal": _make_name_source("proposals"),

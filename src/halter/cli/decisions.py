@@ -310,10 +310,10 @@ halt = command(
 
 resume = command(
     control.resume,
-    """Resume a halted scope or a stopped agent.
+    """Lift a halt. What it stopped continues in place.
 
-    The sessions of a fleet resume over a second for each session, at most a minute. An agent that is off or paused
-    resumes, too. Exits 1 if there was nothing to resume.
+    The sessions of a fleet resume over a second for each session, at most a minute. `halter on AGENT` starts an agent
+    that is off or paused. Exits 1 if there was nothing to resume.
     """,
     replacements={
         "over": Typed(

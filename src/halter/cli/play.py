@@ -99,7 +99,7 @@ def play(
         answer_json({"session": session, "state": outcome.state, "terminal_reason": outcome.terminal_reason})
     else:
         print_sentence(f"{outcome.state}: {outcome.terminal_reason}. {outcome.sentence}".strip())
-        print_sentence(f"Receipt: halter receipt {session}")
+        print_sentence(f"Receipt: halter show {session} --receipt")
     if outcome.state != "COMPLETED":
         raise typer.Exit(EXIT_FAILED)
 

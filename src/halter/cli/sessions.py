@@ -1,4 +1,4 @@
-"""`halter sessions`, `show`, `tail` and `receipt`: past and running sessions."""
+"""`halter sessions` and `show`: past and running sessions, their events and receipts."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
@@ -11,7 +11,6 @@ import typer
 from halter.cli.audit import write_private
 from halter.cli.command import (
     JsonOption,
-    SessionArgument,
     StoreOption,
     Typed,
     command,
@@ -71,20 +70,75 @@ sessions = command(
 )
 
 
+AfterOption = Annotated[
+    int | None,
+    typer.Option("--after", metavar="SEQ", min=0, max=2**62, help="Start after this event of the stream."),
+]
+HtmlOption = Annotated[str, typer.Option("--html", metavar="FILE", help="Write the receipt as an HTML page to a file.")]
+VerifyOption = Annotated[
+    str, typer.Option("--verify", metavar="FILE", help="Verify a receipt in JSON, or the receipt in an export.")
+]
+JournalOption = Annotated[
+    str, typer.Option("--journal", metavar="FILE", help="File of halter export to verify against. No store is needed.")
+]
+
+
 def show(
-    session: SessionArgument,
+    session: Annotated[
+        str,
+        typer.Argument(help="Session id or prefix, from halter sessions. With --follow also SESSION/in or fleet."),
+    ] = "",
     *,
     whole: Annotated[bool, typer.Option("--events", help="Show every event in order.")] = False,
     at: Annotated[
         int | None, typer.Option("--at", metavar="SEQ", min=1, max=2**62, help="Show the session as of this event.")
     ] = None,
+    with_receipt: Annotated[
+        bool, typer.Option("--receipt", help="Show what the session did, spent and saw, and why it ended.")
+    ] = False,
+    html: HtmlOption = "",
+    verify: VerifyOption = "",
+    journal: JournalOption = "",
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Show events as they are committed; without SESSION, of everything.")
+    ] = False,
+    after: AfterOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show a session as a conversation: messages, each call with its outcome and approver, and how it ended.
 
     With --events or --json, show the whole journal of the session, event by event. Erased bodies are marked.
+
+    With --receipt, show the receipt: what the session did and spent, what stopped it, who decided, and why it ended.
+    --receipt --verify verifies a receipt offline against an exported journal: it recomputes every hash, and rebuilds
+    the receipt from the events. An export includes its own receipt. Exits 1 if anything does not match.
+
+    With --follow, show events as they are committed, the newest last, until interrupted or until the session ends,
+    starting with the newest ten of a session. With --json, each line is an event.
     """
+    if with_receipt + follow + whole > 1:
+        fail("--receipt, --follow and --events cannot be combined. Pass one of them.", EXIT_USAGE)
+    if (html or verify or journal) and not with_receipt:
+        fail("--html, --verify and --journal require --receipt.", EXIT_USAGE)
+    if after is not None and not follow:
+        fail("--after requires --follow.", EXIT_USAGE)
+    if at is not None and (with_receipt or follow):
+        fail("--at cannot be combined with --receipt or --follow.", EXIT_USAGE)
+    if with_receipt:
+        receipt(session, html=html, verify=verify, journal=journal, store=store, as_json=as_json)
+    elif follow:
+        tail(session, after=after, store=store, as_json=as_json)
+    elif not session:
+        fail(NO_SESSION, EXIT_USAGE)
+    else:
+        _show_conversation(session, whole=whole, at=at, store=store, as_json=as_json)
+
+
+NO_SESSION: Final = "Pass a session. See `halter sessions`."
+
+
+def _show_conversation(session: str, *, whole: bool, at: int | None, store: str | None, as_json: bool) -> None:
     events = run_with_app(store, lambda app: _events(app, session), despite_doubt=True)
     name = events[0].stream.partition(":")[2]
     if at is not None:
@@ -135,10 +189,7 @@ def tail(
         typer.Argument(metavar="SESSION", help="Session, its inbox as SESSION/in, or fleet (default: everything)."),
     ] = "",
     *,
-    after: Annotated[
-        int | None,
-        typer.Option("--after", metavar="SEQ", min=0, max=2**62, help="Start after this event of the stream."),
-    ] = None,
+    after: AfterOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -205,20 +256,12 @@ def format_event_line(stored: Stored) -> str:
     return f"{at} {where:<{_SHORT + 3}} {stored.seq:>4} {stored.kind:<17} {summarize_event(stored).text}".rstrip()
 
 
-HtmlOption = Annotated[str, typer.Option("--html", metavar="FILE", help="Write an HTML page to a file.")]
-
-
 def receipt(
     session: Annotated[str, typer.Argument(metavar="SESSION", help="Session id or prefix, from halter sessions.")] = "",
     *,
     html: HtmlOption = "",
-    verify: Annotated[
-        str, typer.Option("--verify", metavar="FILE", help="Verify a receipt in JSON, or the receipt in an export.")
-    ] = "",
-    journal: Annotated[
-        str,
-        typer.Option("--journal", metavar="FILE", help="File of halter export to verify against. No store is needed."),
-    ] = "",
+    verify: VerifyOption = "",
+    journal: JournalOption = "",
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -233,7 +276,7 @@ def receipt(
         _verify(verify, journal or verify, as_json=as_json)
         return
     if not session:
-        fail("Pass a session. See `halter sessions`.", EXIT_USAGE)
+        fail(NO_SESSION, EXIT_USAGE)
 
     async def job(app: Runtime) -> Receipt:
         return await queries.receipt(make_desk(app), (await find_session_by_prefix(app, session)).session)
@@ -297,7 +340,9 @@ def _receipt_text(receipt_file: str, journal_file: str, checked_export: "Checked
     try:
         return parse_receipt(receipt_json)
     except ValueError as error:
-        raise ConfigError(f"{receipt_file} is not the output of `halter receipt SESSION --json`: {error}.") from error
+        raise ConfigError(
+            f"{receipt_file} is not the output of `halter show SESSION --receipt --json`: {error}."
+        ) from error
 
 
 def _lines(path: str) -> Iterator[bytes]:

@@ -575,7 +575,7 @@ def _print_result(result: Any, agent: Path, *, as_json: bool) -> None:
         warn(f'Answer with: halter run {quote(str(agent))} --resume {result.session} "your answer"', "dim")
     elif not result.ok:
         warn(_describe_failure(result))
-    warn(f"{result.state}, {format_usd(result.cost_usd)}. Receipt: halter receipt {result.session}", "dim")
+    warn(f"{result.state}, {format_usd(result.cost_usd)}. Receipt: halter show {result.session} --receipt", "dim")
 
 
 def _describe_failure(result: Any) -> str:

@@ -1,4 +1,4 @@
-"""`halter schedules`: the triggers that start sessions."""
+"""`halter triggers`: the triggers that start sessions."""
 
 from pathlib import Path
 from typing import Annotated, Final
@@ -46,7 +46,7 @@ def run(
     name, _, trigger_name = trigger.partition("/")
     folder = next((each for each in (agent, agent / name) if (each / AGENT_FILE).is_file()), None)
     if not trigger_name:
-        fail(f"Invalid trigger {trigger!r}. Use AGENT/NAME, as halter schedules shows it.", EXIT_USAGE)
+        fail(f"Invalid trigger {trigger!r}. Use AGENT/NAME, as halter triggers shows it.", EXIT_USAGE)
     if folder is None:
         fail(f"No {AGENT_FILE} found in {agent}. Pass the folder of {name} with --agent FOLDER.", EXIT_USAGE)
 
@@ -70,14 +70,13 @@ def run(
     elif not ran_here:
         print_sentence("Another process runs this session. See `halter sessions`.")
     else:
-        print_sentence(
-            f"{row.state}{f', {row.terminal_reason}' if row.terminal_reason else ''}: halter receipt {row.session}"
-        )
+        outcome = f"{row.state}{f', {row.terminal_reason}' if row.terminal_reason else ''}"
+        print_sentence(f"{outcome}: halter show {row.session} --receipt")
     if row.ended_at is not None and row.state != "COMPLETED":
         raise typer.Exit(EXIT_FAILED)
 
 
-schedules = group(
+triggers = group(
     "List triggers; run or end one.",
     {
         "list": command(

@@ -234,6 +234,12 @@ Support = Literal["supported", "unsupported", "unquoted"]
 ReviewOutcome = Literal["released", "withheld", "not_reviewed"]
 ProposalKind = Literal["finding", "memory", "precedent"]
 ProposalVerdict = Literal["kept", "dismissed", "promoted"]
+"""A person's verdict, as events, rows and JSON have it. `describe_verdict` words it for people."""
+
+
+def describe_verdict(status: str) -> str:
+    """Describe a verdict on a finding or a proposal: one that is `kept` was accepted."""
+    return "accepted" if status == "kept" else status
 
 
 class PhaseEntered(Event, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 from nicegui import ui
 
 from halter.autonomy.triggers import WatchedDocument
-from halter.core.effect_events import ProposalVerdict
+from halter.core.effect_events import ProposalVerdict, describe_verdict
 from halter.core.errors import NotDone
 from halter.core.rows import HaltRow
 from halter.core.text import format_count
@@ -501,7 +501,7 @@ def _card(page: OpenPage, artifact: Artifact, among: Among) -> Callable[[Artifac
         buttons = add_box("div", "h-row")
         with buttons:
             if page.has_role("approver"):
-                add_button("Keep", lambda: _settle(page, artifact, "kept", among), "yes", f"Keep {artifact.id}")
+                add_button("Accept", lambda: _settle(page, artifact, "kept", among), "yes", f"Accept {artifact.id}")
                 add_button("Dismiss…", lambda: _dismiss(page, artifact, among), "plain", f"Dismiss {artifact.id}")
     buttons.set_visibility(not artifact.status)
 
@@ -528,7 +528,7 @@ def _add_rest(text: str) -> None:
 
 
 def _status(artifact: Artifact) -> str:
-    return f"{artifact.status} by {artifact.by}" if artifact.status else "undecided"
+    return f"{describe_verdict(artifact.status)} by {artifact.by}" if artifact.status else "undecided"
 
 
 def _list_details(artifact: Artifact) -> list[str]:

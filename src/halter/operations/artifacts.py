@@ -1,4 +1,4 @@
-"""Findings and proposals, and a person's verdict on them: kept, dismissed, or promoted to AGENTS.md."""
+"""Findings and proposals, and a person's verdict on them: accepted, dismissed, or promoted to AGENTS.md."""
 
 import os
 import tempfile
@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from halter.config.agent_files import read_agent
-from halter.core.effect_events import ProposalKind, ProposalVerdict
+from halter.core.effect_events import ProposalKind, ProposalVerdict, describe_verdict
 from halter.core.errors import ConfigError
 from halter.core.events import ProposalDecided
 from halter.core.ids import FLEET, Digest, can_decide
@@ -203,7 +203,7 @@ def write_context(folder: Path, text: str) -> None:
 
 ArtifactGroup = Literal["findings", "proposals"]
 ArtifactName = Annotated[Name, Meta(description="Id.", extra={"metavar": "ID", "typed": "Id or prefix."})]
-Verdict = Annotated[Literal["kept", "dismissed"], Meta(description="The verdict.")]
+Verdict = Annotated[Literal["kept", "dismissed"], Meta(description="The verdict; `kept` accepts it.")]
 SessionFilter = Annotated[
     Name, Meta(description="Only those of this session.", extra={"metavar": "SESSION", "argument": True})
 ]
@@ -256,16 +256,16 @@ async def settle(
     artifact = await resolve_artifact(actor, query, among)
     if not await settle_artifact(actor.app, artifact, status, reason, by=actor.principal.name):
         fail_conflict(f"{artifact.id} was settled by another person in the meantime.")
-    return ArtifactSettled(artifact.id, f"{artifact.id} is {status}.", status)
+    return ArtifactSettled(artifact.id, f"{artifact.id} is {describe_verdict(status)}.", status)
 
 
 async def settle_finding(actor: Actor, finding: ArtifactName, status: Verdict, reason: Reason = "") -> ArtifactSettled:
-    """Keep or dismiss a finding."""
+    """Accept or dismiss a finding."""
     return await settle(actor, finding, status, "findings", reason)
 
 
 async def settle_proposal(
     actor: Actor, proposal: ArtifactName, status: Verdict, reason: Reason = ""
 ) -> ArtifactSettled:
-    """Keep or dismiss a proposal."""
+    """Accept or dismiss a proposal."""
     return await settle(actor, proposal, status, "proposals", reason)

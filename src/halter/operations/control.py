@@ -143,7 +143,10 @@ async def halt(actor: Actor, scope: Scope, reason: Reason = "") -> HaltDone:
 
 
 async def resume(actor: Actor, scope: Scope, over_seconds: Seconds | None = None, reason: Reason = "") -> ResumeResult:
-    """Resume a halted scope, or an agent that is off, stopped or paused."""
+    """Lift a halt. What it stopped continues in place.
+
+    An agent that is off, stopped or paused, but not halted, is switched on.
+    """
     actor.require_person("operator", "lift a halt")
     scope = scope if scope.startswith(("agent:", "trigger:", "key:")) else await _find_scope(actor, scope)
     await actor.require_scope(scope, "lift a halt of the fleet")
@@ -154,7 +157,11 @@ async def resume(actor: Actor, scope: Scope, over_seconds: Seconds | None = None
         if kind != "agent" or not await _is_at_rest(actor, agent):
             fail_conflict(f"{scope} is not halted.")
         return ResumeResult(scope, (await switch(actor, agent, on=True, reason=reason)).sentence, 0)
-    return ResumeResult(scope, halts.describe_resume(scope, ramp), ramp)
+    sentence = halts.describe_resume(scope, ramp)
+    agent = scope.removeprefix("agent:")
+    if agent != scope and await _is_off(actor, agent):
+        sentence = f"{sentence} {agent} is still off. Switch it on with: halter on {agent}{actor.option}"
+    return ResumeResult(scope, sentence, ramp)
 
 
 async def cancel(actor: Actor, session: Session, reason: Reason = "", max_wait: int = CANCEL_WAIT) -> SessionCancelled:
@@ -188,10 +195,15 @@ async def switch(actor: Actor, agent: Agent, *, on: Switch, reason: Reason = "")
 async def _is_at_rest(actor: Actor, agent: str) -> bool:
     """Return whether an agent is off, stopped or paused, so that only a person can start it."""
     store = actor.app.store
-    is_off = any(row.agent == agent and not row.switched_on for row in await store.ask(Query("all_agents", AgentRow)))
     is_stopped = any(each.agent == agent for each in await list_unhealthy(store, actor.app.clock.now()))
     open_sessions = await store.ask(Query("sessions_under_way", SessionRow))
-    return is_off or is_stopped or any(row.agent == agent and row.state == "PAUSED" for row in open_sessions)
+    is_paused = any(row.agent == agent and row.state == "PAUSED" for row in open_sessions)
+    return is_stopped or is_paused or await _is_off(actor, agent)
+
+
+async def _is_off(actor: Actor, agent: str) -> bool:
+    rows = await actor.app.store.ask(Query("all_agents", AgentRow))
+    return any(row.agent == agent and not row.switched_on for row in rows)
 
 
 async def list_known_agents(actor: Actor) -> frozenset[str]:

@@ -652,7 +652,7 @@ def _describe_yes(decision: WaitingDecision) -> str:
             return f"{decision.agent} may use the listed tools of {decision.name} in this version."
         case "schedule":
             return (
-                f"Created trigger {decision.subject}. See `halter schedules {decision.agent}`. "
+                f"Created trigger {decision.subject}. See `halter triggers {decision.agent}`. "
                 f"It runs only while `halter up`, `halter serve` or a worker runs {decision.agent}."
             )
         case "proposal":

@@ -60,13 +60,13 @@ READS: Final = (
     Operation(name="whoami", path="/whoami", run=whoami),
     Operation(name="home", path="/home", run=show_home),
     Operation(name="status", command="status", path="/status", run=status.read_status),
-    Operation(name="top", command="top", path="/top", run=top.top),
+    Operation(name="top", command="status --live", path="/top", run=top.top),
     Operation(name="fleet", path="/fleet", run=queries.fleet),
     Operation(name="workers", path="/workers", run=fleet.workers),
     Operation(name="sessions", command="sessions", path="/sessions", run=queries.sessions),
     Operation(name="session", path="/sessions/{session}", run=queries.session),
     Operation(name="events", command="show", path="/sessions/{session}/events", run=queries.event_objects),
-    Operation(name="receipt", command="receipt", path="/sessions/{session}/receipt", run=queries.receipt),
+    Operation(name="receipt", command="show --receipt", path="/sessions/{session}/receipt", run=queries.receipt),
     Operation(name="turns", path="/sessions/{session}/turns", run=queries.turns),
     Operation(name="hot-state", path="/sessions/{session}/hot-state", run=queries.hot_state),
     Operation(name="inbox", command="inbox", path="/inbox", run=queries.read_needs),
@@ -87,7 +87,7 @@ READS: Final = (
         name="suggest-policy", command="policy suggest", path="/agents/{agent}/policy", run=backtest.suggest_policy
     ),
     Operation(name="spending", path="/spending", run=queries.spending),
-    Operation(name="triggers", command="schedules list", path="/triggers", run=fleet.plans),
+    Operation(name="triggers", command="triggers list", path="/triggers", run=fleet.plans),
     Operation(name="findings", command="findings list", path="/findings", run=artifacts.findings),
     Operation(name="proposals", command="proposals list", path="/proposals", run=artifacts.proposals),
     Operation(name="rules", command="rules", path="/rules", run=decisions.rules),
@@ -127,10 +127,12 @@ WRITES: Final = (
     _write("fork", "/sessions/{session}/fork", control.fork, "operator", "fork"),
     _write("switch", "/agents/{agent}/switch", control.switch, "operator", "on"),
     _write("set-cap", "/budgets/cap", money.set_cap, "operator", "budget raise"),
-    _write("retry", "/triggers/{agent}/{name}/retry", fleet.retry_item, "operator", "schedules retry"),
-    _write("end-trigger", "/triggers/{agent}/{name}/end", fleet.end_trigger, "operator", "schedules cancel"),
-    _write("settle-finding", "/findings/{finding}/settle", artifacts.settle_finding, "approver", "findings keep"),
-    _write("settle-proposal", "/proposals/{proposal}/settle", artifacts.settle_proposal, "approver", "proposals keep"),
+    _write("retry", "/triggers/{agent}/{name}/retry", fleet.retry_item, "operator", "triggers retry"),
+    _write("end-trigger", "/triggers/{agent}/{name}/end", fleet.end_trigger, "operator", "triggers cancel"),
+    _write("settle-finding", "/findings/{finding}/settle", artifacts.settle_finding, "approver", "findings accept"),
+    _write(
+        "settle-proposal", "/proposals/{proposal}/settle", artifacts.settle_proposal, "approver", "proposals accept"
+    ),
     _write("end-rule", "/rules/{rule}/end", decisions.end, "operator", "rules end"),
 )
 
@@ -144,7 +146,7 @@ FLEET_WIDE: Final = (
 LOCAL_AGENTS: Final = (
     Operation(name="route", command="route", path="/agents/{agent}/route", run=agents.route_message),
     _write("say", "/agents/{agent}/messages", agents.give_message, "operator", "run"),
-    _write("run-trigger", "/triggers/{agent}/{name}/run", agents.run_trigger, "operator", "schedules run"),
+    _write("run-trigger", "/triggers/{agent}/{name}/run", agents.run_trigger, "operator", "triggers run"),
     _write("promote", "/proposals/{proposal}/promote", agents.promote, "admin", "proposals promote"),
 )
 """Operations on agents whose folders the server was started with."""

@@ -1,4 +1,4 @@
-"""The view of `halter top`: open sessions and their spending, what needs a person, caps, workers, recent events."""
+"""The view of `halter status --live`: open sessions, spending, what needs a person, caps, workers, recent events."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Final

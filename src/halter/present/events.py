@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from halter.core.clock import SECOND, format_duration
+from halter.core.effect_events import describe_verdict
 from halter.core.events import (
     AgentSwitched,
     AnyEvent,
@@ -243,7 +244,8 @@ def _summarize_artifact(event: ArtifactEvent, body: bytes) -> str | StyledLine:
         case PrecedentProposed():
             return f"proposes the precedent {event.precedent} ({event.kind}){_because(decode_body(body))}"
         case ProposalDecided():
-            return f"{event.by} {event.status} the {event.about} {event.proposal}{_because(event.reason)}"
+            verdict = describe_verdict(event.status)
+            return f"{event.by} {verdict} the {event.about} {event.proposal}{_because(event.reason)}"
         case NotificationQueued():
             return f"sends {event.notification} over {event.channel}{_because(_read_content(body).heading)}"
         case NotificationSent():

@@ -5,6 +5,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from halter.core.clock import format_duration
+from halter.core.effect_events import describe_verdict
 from halter.core.money import ZERO_USD, format_unit_amount, format_usd
 from halter.core.rows import RuleRow, SessionRow
 from halter.core.text import escape_hidden, format_count, to_one_line
@@ -266,7 +267,7 @@ def build_triggers_sheet(plans: "Sequence[TriggerPlan]", now: int) -> Sheet:
     empty = "No triggers. Ask an agent for one, or add it to agent.yaml."
     quarantine_lines = [
         f"{plan.trigger}: {item.name} is quarantined. Retry it with: "
-        f"halter schedules retry {plan.trigger} {item.item[:DIGEST_PREFIX_LENGTH]}"
+        f"halter triggers retry {plan.trigger} {item.item[:DIGEST_PREFIX_LENGTH]}"
         for plan in plans
         for item in plan.quarantined
     ]
@@ -303,7 +304,7 @@ def _artifact(artifact: "Artifact") -> list[tuple[str, str]]:
         ("from", f"{artifact.agent}, session {artifact.session}, {format_moment(artifact.at)}"),
         ("seen", f"{artifact.observed_count} times" if artifact.observed_count > 1 else ""),
         ("checked", ", ".join(part for part in (artifact.severity, artifact.support, _review(artifact)) if part)),
-        ("status", f"{artifact.status} by {artifact.by}" if artifact.status else "open"),
+        ("status", f"{describe_verdict(artifact.status)} by {artifact.by}" if artifact.status else "open"),
     ]
 
 

@@ -535,7 +535,7 @@ async def describe_last_receipt(context: AgentContext) -> str:
         f"{row.session} ({row.kind}) ended {ended_ago} ago: {row.state}, {row.terminal_reason}.",
         f"It took {duration} and cost {format_usd(receipt.cost_usd)}.",
         f"It made {requests_text} and {calls_text}{refusals_text}.",
-        f"Full receipt: halter receipt {row.session}",
+        f"Full receipt: halter show {row.session} --receipt",
     )
     return "\n".join(lines)
 

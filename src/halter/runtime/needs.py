@@ -343,7 +343,7 @@ def describe_resumption(commands: Sequence[str]) -> str:
 
 
 def make_paused_need(session: str, agent: str) -> Need:
-    sentence, commands = f"{agent} is paused in session {session}.", (f"halter resume {agent}",)
+    sentence, commands = f"{agent} is paused in session {session}.", (f"halter on {agent}",)
     return Need(kind="paused", agent=agent, sentence=sentence, commands=commands, session=session)
 
 
@@ -354,14 +354,14 @@ def make_unhealthy_need(unhealthy: Unhealthy) -> Need:
         agent=unhealthy.agent,
         sentence=unhealthy.sentence,
         why=unhealthy.remedy,
-        commands=(f"halter on {unhealthy.agent}", f"halter receipt {unhealthy.session}"),
+        commands=(f"halter on {unhealthy.agent}", f"halter show {unhealthy.session} --receipt"),
         session=unhealthy.session,
     )
 
 
 def make_document_need(trigger: str, item: str, name: str, reason: str) -> Need:
     sentence = f"{trigger} quarantined a document: {name}."
-    commands = (f"halter schedules retry {trigger} {item[:SHORT_DIGEST]}",)
+    commands = (f"halter triggers retry {trigger} {item[:SHORT_DIGEST]}",)
     return Need(
         kind="document",
         agent=trigger.partition("/")[0],

@@ -183,13 +183,13 @@ def _notice_of_failure(row: SessionFailure, unhealthy: Unhealthy | None) -> Noti
     if unhealthy is not None:
         is_stopped = unhealthy.until is None
         subject = f"{row.agent} needs you: it is unhealthy" if is_stopped else f"{row.agent} is unhealthy"
-        text = f"{unhealthy.line} Its receipt: halter receipt {row.session}"
+        text = f"{unhealthy.line} Its receipt: halter show {row.session} --receipt"
         content = NotificationContent(subject=subject, text=text, session=row.session)
         return Notice(("failed", "waiting") if is_stopped else ("failed",), about, row.agent, content)
     kind: NoticeKind = "halted" if row.state == "HALTED" else "failed"
     text = (
         f"Session {row.session} of {row.agent} ended {row.state} ({row.terminal_reason}). "
-        f"Its receipt: halter receipt {row.session}"
+        f"Its receipt: halter show {row.session} --receipt"
     )
     subject = f"{row.agent}: a session {'was halted' if kind == 'halted' else 'failed'}"
     content = NotificationContent(subject=subject, text=text, session=row.session)

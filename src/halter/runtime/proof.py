@@ -153,7 +153,7 @@ def _explain_older_receipt(raw: dict[str, Any], events: Sequence[Stored]) -> str
         return ""
     return (
         f"The receipt covers {event_count} events of the session, and the export has {len(events)}. Make a new one "
-        "with `halter receipt`, or use an export of that time."
+        "with `halter show --receipt`, or use an export of that time."
     )
 
 

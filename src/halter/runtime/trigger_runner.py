@@ -603,7 +603,7 @@ async def run_now(context: AgentContext, folder: Path, name: str, file: Path | N
     row = await find_trigger_row(store, trigger_id(agent, name))
     record = None if row is None or row.ended_at is not None else await read_trigger_record(store, row)
     if row is None or record is None:
-        raise ConfigError(f"{agent} has no trigger {name}. List its triggers with: halter schedules {agent}")
+        raise ConfigError(f"{agent} has no trigger {name}. List its triggers with: halter triggers {agent}")
     trigger = record.trigger()
     item, run_input = await _build_run_input(context, folder, row, trigger, file)
     person = context.app.settings.person

@@ -1,1 +1,1 @@
-"""`halter top`: the fleet in a live terminal."""
+"""`halter status --live`: the fleet in a live terminal."""

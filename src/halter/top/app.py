@@ -358,7 +358,7 @@ class TopApp(App[None]):
         prompt = f"{question}\nThe selected session is session:{session}." if session else question
         scope = await self.push_screen_wait(LineScreen(prompt, hint))
         if scope:
-            await self._do(name, scope=scope.strip(), reason="in halter top")
+            await self._do(name, scope=scope.strip(), reason="in halter status --live")
 
     async def _do(self, name: str, **parameters: Any) -> None:
         try:
