@@ -20,7 +20,7 @@ from halter.core.clock import SystemClock
 from halter.core.errors import ConfigError, ModelError, explain_extra
 from halter.core.ids import WorkerId
 from halter.core.messages import Prompt, Reply, make_user_message
-from halter.core.money import DOLLAR, format_micros
+from halter.core.money import DOLLAR, format_exact_micros
 from halter.core.usage import FREE_PRICE, ModelName, ModelPrices, Price, Unpriced, is_local_address
 from halter.guard.guard import GuardRuntime
 from halter.guard.model_door import MODEL_REQUEST_TIMEOUT, ModelRequest
@@ -462,6 +462,7 @@ def compare(cases: Sequence[BillingCase], ledger: Mapping[int, int], contents: S
     for case in cases:
         billed_micros, request = ledger.get(case.number, 0), f"s.{case.number}/0"
         recorded_micros = contents.spends.get(request, 0)
+        billed, recorded = map(format_exact_micros, (billed_micros, recorded_micros))
         # Timed out before a busy provider had read it; no client can know this.
         is_unread = case.act == "hangs" and case.number not in ledger
         if case.model in UNKNOWN:
@@ -469,11 +470,9 @@ def compare(cases: Sequence[BillingCase], ledger: Mapping[int, int], contents: S
         elif request not in settled_requests:
             wrong.append(f"{case}: no settlement.")
         elif recorded_micros < billed_micros:
-            wrong.append(f"{case}: billed {format_micros(billed_micros)}, recorded {format_micros(recorded_micros)}.")
+            wrong.append(f"{case}: billed {billed}, recorded {recorded}.")
         elif recorded_micros > billed_micros and not is_unread and (case.act == "answers" or not billed_micros):
-            wrong.append(
-                f"{case}: billed only {format_micros(billed_micros)}, recorded {format_micros(recorded_micros)}."
-            )
+            wrong.append(f"{case}: billed only {billed}, recorded {recorded}.")
     return wrong
 
 

@@ -16,7 +16,7 @@ import msgspec
 from halter.core.clock import SECOND, SystemClock
 from halter.core.errors import ConfigError, explain_extra
 from halter.core.ids import key_scope
-from halter.core.money import DOLLAR, format_micros
+from halter.core.money import DOLLAR, format_exact_micros
 from halter.core.ports import Lease
 from halter.guard.ledger import ActualResult, Ledger, Settlement
 from halter.models.providers import is_installed
@@ -285,13 +285,13 @@ def _compare(cases: Sequence[ProxyCase], billed_by_agent: Mapping[str, int], con
     yield from (f"{scope}: it was halted, and nothing had happened there." for scope in sorted(halted - expected))
     for agent, name in names.items():
         recorded_micros = spent_by_agent.get(agent, 0)
+        billed, recorded = map(format_exact_micros, (billed_by_agent[agent], recorded_micros))
         if recorded_micros < billed_by_agent[agent]:
-            yield f"{name}: billed {format_micros(billed_by_agent[agent])}, recorded {format_micros(recorded_micros)}."
+            yield f"{name}: billed {billed}, recorded {recorded}."
         if recorded_micros > cap:
-            yield f"{name}: recorded {format_micros(recorded_micros)}, above the cap of {format_micros(cap)}."
+            yield f"{name}: recorded {recorded}, above the cap of {format_exact_micros(cap)}."
         if agent in exact and recorded_micros > billed_by_agent[agent]:
-            billed = format_micros(billed_by_agent[agent])
-            yield f"{name}: recorded {format_micros(recorded_micros)}, billed only {billed}."
+            yield f"{name}: recorded {recorded}, billed only {billed}."
         if not billed_by_agent[agent]:
             yield f"{name}: nothing was billed, so the case proves nothing."
 

@@ -21,7 +21,7 @@ import msgspec
 from halter.core.agent_spec import Playbook, Step
 from halter.core.errors import StoreUnusable
 from halter.core.ids import SessionId
-from halter.core.money import Cap, Caps, format_micros, usd_to_micros
+from halter.core.money import Cap, Caps, format_exact_micros, usd_to_micros
 from halter.guard.approvals import list_pending_decisions
 from halter.guard.tool_door import ApprovalRequired
 from halter.journal.verify import verify_store
@@ -332,7 +332,8 @@ def _find_wrongly_done(effects: Sequence[ToolEffect]) -> list[str]:
     """Check that nothing ran: the cap was spent, a call was denied, and the fleet was halted."""
     wrong: list[str] = []
     if payment_count := sum(each.tool == "pay" for each in effects):
-        wrong.append(f"{format_micros(CAP + PRICE * payment_count)} was spent under a cap of {format_micros(CAP)}.")
+        spent, cap = map(format_exact_micros, (CAP + PRICE * payment_count, CAP))
+        wrong.append(f"{spent} was spent under a cap of {cap}.")
     if ToolEffect("wire", DENIED) in effects:
         wrong.append(f"wire {DENIED} ran, although a person denied it.")
     return [*wrong, *(f"{each.tool} {each.order} ran, although the fleet was halted." for each in effects)]

@@ -25,7 +25,7 @@ from halter.config.yaml_reader import load_bytes
 from halter.core.clock import SECOND, Clock, SystemClock
 from halter.core.events import CallSettled, RequestSettled
 from halter.core.ids import SortableIds, WorkerId, session_stream
-from halter.core.money import Charge, format_micros
+from halter.core.money import Charge, format_exact_micros
 from halter.core.ports import Lease, Query, Store, read_stream
 from halter.core.rows import FindingRow, SessionRow, WorkerRow
 from halter.guard.approvals import answer_decision, list_pending_decisions
@@ -288,7 +288,7 @@ def find_violations(outcome: WorkOutcome, whole: WorkOutcome, stop: Stop) -> Ite
         yield f"{doubts or 'nothing'} was in doubt, and a person was asked about {outcome.verdicts}"
     # A model does again what was not done, which costs a request more.
     if outcome.spent != whole.spent and "deny" not in outcome.verdicts.values():
-        yield f"{format_micros(outcome.spent)} was spent instead of {format_micros(whole.spent)}"
+        yield f"{format_exact_micros(outcome.spent)} was spent instead of {format_exact_micros(whole.spent)}"
 
 
 def plan(commits: int, *, real: bool) -> Iterator[Stop]:

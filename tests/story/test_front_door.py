@@ -87,7 +87,7 @@ async def test_the_status_shows_open_sessions_and_halts(world: World, tmp_path: 
         await attend_session(desk.context, "chat")
         await world.advance(5 * MINUTE)
         text = await desk.answer("status")
-        spent = "$0.043275 spent of $1.00 ($0.10 reserved for the wrap-up)"
+        spent = "$0.04 spent of $1.00 ($0.10 reserved for the wrap-up)"
         assert text.splitlines() == [
             "desk was never switched on. 1 session is open.",
             f"- chat (chat, this one): WAITING_FOR_INPUT, started 5m ago, {spent}",
@@ -193,7 +193,7 @@ async def test_a_plain_word_decides_only_what_cannot_be_mistaken(world: World, t
             world, question(world, "first-11"), question(world, "second-22"), question(world, "x-33", agent="b")
         )
         text = await desk.answer("what needs me")
-        assert text.startswith("3 decisions for you.")
+        assert text.startswith("3 decisions need you.")
         assert "- first-11: desk wants to wipe. (0ms ago)\n  wipe /tmp/x" in text
         assert "Several decisions are pending" in await desk.answer("approve")
         assert "Denied: first-11" in await desk.answer("deny first-11")

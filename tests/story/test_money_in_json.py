@@ -14,7 +14,7 @@ from halter import Answer, Guard, Output, tool
 from halter.cli import build
 from halter.cli.commands import load_all_commands
 from halter.core.events import EVENTS_BY_KIND
-from halter.core.money import format_usd, micros_to_usd
+from halter.core.money import format_exact_micros, micros_to_usd
 from halter.core.public_json import encode_public_json
 from halter.demo.incidents import Night
 from halter.runtime.guard_api import GuardSummary as GuardReport
@@ -258,4 +258,4 @@ def test_no_event_calls_an_amount_usd_with_an_underscore() -> None:
 )  # fmt: skip
 def test_an_amount_is_written_as_a_number_to_the_last_digit(micros: int, text: str) -> None:
     assert encode_public_json({"cost_usd": micros_to_usd(micros)}).decode() == f'{{"cost_usd":{text}}}'
-    assert format_usd(micros_to_usd(micros)).replace(",", "").startswith(f"${text}")
+    assert format_exact_micros(micros).replace(",", "").startswith(f"${text}")

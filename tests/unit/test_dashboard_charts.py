@@ -165,7 +165,7 @@ def test_what_a_model_and_a_tool_did_is_shown_by_their_names() -> None:
         CallSettled(call="c1", outcome="ok", duration_ms=20),
     )
     assert [happening.text for happening in list_happenings(events)][1::2] == [
-        "acme:small · 1,200 in, 30 out · $0.0124",
+        "acme:small · 1,200 in, 30 out · $0.01",
         "pay · done · 20 ms",
     ]
 

@@ -14,8 +14,6 @@ from halter.dashboard.budgets_audit import arrange_caps, is_of_model, parse_brow
 from halter.dashboard.home import build_story, indent_arguments, list_need_pages
 from halter.dashboard.labels import (
     explain_health,
-    format_money,
-    format_share,
     format_tokens,
     format_value,
     format_wake,
@@ -32,27 +30,6 @@ from halter.operations.queries import AgentLine, HotStateShown
 from halter.operations.report import AnswersAlike, EndsAlike, NightSummary
 from halter.runtime.budgets import Budget
 from halter.runtime.needs import Need
-
-
-@pytest.mark.parametrize(
-    ("amount", "shown"),
-    [
-        ("0", "$0.00"),
-        ("0.000021", "$0.000021"),
-        ("0.0512", "$0.0512"),
-        ("0.0500", "$0.05"),
-        ("0.96", "$0.96"),
-        ("1234.5678", "$1,234.57"),
-        ("-2.5", "-$2.50"),
-    ],
-)
-def test_money_has_as_many_digits_as_it_needs(amount: str, shown: str) -> None:
-    assert format_money(Decimal(amount)) == shown
-
-
-def test_what_is_spent_of_a_cap_is_shown_in_cents_and_never_as_nothing() -> None:
-    assert format_share(Decimal("0.81"), Decimal(2)) == "$0.81 of $2.00"
-    assert format_share(Decimal("0.001"), Decimal(2)) == "less than $0.01 of $2.00"
 
 
 def test_ids_and_tokens_are_short() -> None:

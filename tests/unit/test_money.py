@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from decimal import Decimal
 
 import msgspec
@@ -28,8 +29,13 @@ from halter.core.money import (
     Unit,
     compute_cap_overrun,
     forecast_cost,
+    format_compared_micros,
+    format_exact_micros,
     format_micros,
+    format_share,
+    format_usd,
     list_accounts,
+    micros_to_usd,
     reserve,
     settle,
     usd_to_micros,
@@ -77,19 +83,69 @@ def test_rounding_up_adds_less_than_one_micro_dollar(amount: Decimal) -> None:
         (1_000_000, "$1.00"),
         (12_340_000, "$12.34"),
         (1_234_567_890_000, "$1,234,567.89"),
-        (5_000, "$0.005"),
-        (1, "$0.000001"),
-        (1_000_001, "$1.000001"),
+        (12_300_000, "$12.30"),
+        (10_000, "$0.01"),
+        (14_999, "$0.01"),
+        (15_000, "$0.02"),
+        (1_000_001, "$1.00"),
+        (999_999, "$1.00"),
         (100_000_500_000, "$100,000.50"),
+        (9_999, "$0.01"),
+        (9_949, "$0.0099"),
+        (4_234, "$0.0042"),
+        (5_000, "$0.005"),
+        (123, "$0.00012"),
+        (21, "$0.000021"),
+        (1, "$0.000001"),
+        (-2_504_000, "-$2.50"),
+        (-1_234, "-$0.0012"),
     ],
 )
-def test_amounts_are_shown_in_cents_and_finer_only_where_there_is_something_finer(micros: int, text: str) -> None:
+def test_people_see_two_decimals_or_two_significant_digits_below_a_cent(micros: int, text: str) -> None:
     assert format_micros(micros) == text
+    assert format_usd(micros_to_usd(micros)) == text
+
+
+@given(st.integers(-(10**12), 10**12))
+def test_a_shown_amount_is_short_near_the_exact_one_and_never_zero_for_something(micros: int) -> None:
+    text = format_micros(micros)
+    shown = int(Decimal(text.replace("$", "").replace(",", "")) * DOLLAR)
+    assert re.fullmatch(r"-?\$[\d,]+\.(\d\d|00\d{1,4})", text)
+    assert abs(shown - micros) <= (5_000 if abs(micros) >= 10_000 else abs(micros) // 20)
+    assert (shown == 0) == (micros == 0)
 
 
 @given(st.integers(0, 10**12))
-def test_what_is_shown_is_exact(micros: int) -> None:
-    assert usd_to_micros(format_micros(micros).removeprefix("$").replace(",", "")) == micros
+def test_an_exact_amount_is_shown_to_the_last_digit(micros: int) -> None:
+    assert usd_to_micros(format_exact_micros(micros).removeprefix("$").replace(",", "")) == micros
+
+
+@pytest.mark.parametrize(
+    ("amounts", "texts"),
+    [
+        ((810_000, 2_000_000), ["$0.81", "$2.00"]),
+        ((1_234, 2_345_678), ["$0.0012", "$2.35"]),
+        ((500_000, 500_000), ["$0.50", "$0.50"]),
+        ((51_200, 50_800), ["$0.0512", "$0.0508"]),
+        ((1_999_999, 2_000_000, 5_000_000), ["$1.999999", "$2.00", "$5.00"]),
+    ],
+)
+def test_amounts_that_a_sentence_compares_are_exact_where_rounding_would_make_them_equal(
+    amounts: tuple[int, ...], texts: list[str]
+) -> None:
+    assert format_compared_micros(*amounts) == texts
+
+
+@given(st.lists(st.integers(0, 10**8), min_size=2, max_size=4))
+def test_compared_amounts_look_equal_only_if_they_are(amounts: list[int]) -> None:
+    assert len({*format_compared_micros(*amounts)}) == len({*amounts})
+
+
+def test_spending_is_shown_beside_its_cap() -> None:
+    assert format_share(Decimal("0.81"), Decimal(2)) == "$0.81 of $2.00"
+    assert format_share(Decimal("0.001234"), Decimal(2)) == "$0.0012 of $2.00"
+    assert format_share(Decimal("1.9999"), Decimal(2)) == "$1.9999 of $2.00"
+    assert format_share(Decimal("0.81"), None) == "$0.81"
 
 
 @pytest.mark.parametrize(

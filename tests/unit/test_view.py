@@ -165,7 +165,7 @@ def test_a_turn_tells_what_it_cost_and_how_many_calls_it_made_since_the_last_one
     render_event(view, CallSettled(call="c2", outcome="ok"))
     render_event(view, RequestSettled(request="r1", outcome="ok", charge=Charge(usd=1_500)))
     event = TurnEnded(turn=1, why="ended")
-    assert render_event(view, event)[0].startswith("turn 1 ends, 1 call, $0.0215: ")
+    assert render_event(view, event)[0].startswith("turn 1 ends, 1 call, $0.02: ")
     assert render_event(view, event)[0].startswith("turn 1 ends, $0.00: ")
 
 

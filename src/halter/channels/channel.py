@@ -45,9 +45,10 @@ from halter.core.events import (
     WakePosted,
 )
 from halter.core.ids import inbox_stream, make_worker_id
+from halter.core.money import format_share, format_usd
 from halter.core.ports import Query, read_stream
 from halter.core.rows import DecisionRow, WorkerRow
-from halter.core.text import clean, shorten
+from halter.core.text import clean, describe_need_count, shorten
 from halter.dispatch.heartbeat import renew_leases
 from halter.loop.session_runtime import raise_if_cancelled, run_until_first, wait_for_change, watch_changes
 from halter.operations import control, decisions
@@ -421,11 +422,11 @@ def describe_error(error: Exception) -> str:
 
 def describe_status(fleet_status: FleetStatus) -> str:
     """Describe the fleet in a few lines for a small screen."""
-    cap = "" if fleet_status.cap_today_usd is None else f" of ${fleet_status.cap_today_usd:.2f}"
+    spent_text = format_share(fleet_status.spent_today_usd, fleet_status.cap_today_usd)
     lines = [agent.health_sentence for agent in fleet_status.unhealthy]
-    lines += [f"${fleet_status.spent_today_usd:.2f}{cap} spent today; {len(fleet_status.needs_you)} waiting for you."]
+    lines += [f"{spent_text} spent today; {describe_need_count(len(fleet_status.needs_you))}."]
     lines += [
-        f"{agent.agent}: {agent.health or shorten(agent.waits, 200)} ${agent.spent_today_usd:.2f} today."
+        f"{agent.agent}: {agent.health or shorten(agent.waits, 200)} {format_usd(agent.spent_today_usd)} today."
         for agent in fleet_status.agents[:MAX_STATUS_LINES]
     ]
     more_count = len(fleet_status.agents) - MAX_STATUS_LINES

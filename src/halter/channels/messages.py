@@ -14,7 +14,7 @@ from typing import Final, Literal
 import msgspec
 
 from halter.core.clock import format_duration
-from halter.core.money import format_micros
+from halter.core.money import format_exact_micros
 from halter.core.rows import DecisionRow
 from halter.core.text import escape_hidden
 from halter.operations.decisions import ApprovalTerms, WaitingDecision, arguments, list_rule_offers, render_prompt
@@ -209,7 +209,7 @@ def _make_buttons(decision: WaitingDecision, token: str, *, always: bool) -> tup
     no = ChatButton("Deny", f"no:{token}")
     match decision.about:
         case "cap_raise":
-            return (ChatButton(f"Raise to {format_micros(_double_cap(decision))}", f"cap:{token}"), no)
+            return (ChatButton(f"Raise to {format_exact_micros(_double_cap(decision))}", f"cap:{token}"), no)
         case "unknown_call":
             return ChatButton("It was done", f"yes:{token}"), ChatButton("It was not", f"no:{token}")
         case _:

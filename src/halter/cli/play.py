@@ -26,7 +26,7 @@ from halter.cli.output import answer_json, print_sentence, warn
 from halter.core.agent_spec import Playbook, Step
 from halter.core.errors import ConfigError
 from halter.core.ids import SessionId, can_decide, session_stream
-from halter.core.money import format_micros, format_usd
+from halter.core.money import format_compared_micros, format_usd
 from halter.core.text import clean, shorten
 from halter.core.vocabulary import State
 from halter.guard.ledger import read_budget
@@ -114,8 +114,9 @@ async def _describe_cap(app: Runtime, configured_cap: int | None, playbook: Play
         cap, spent_micros = min(caps, default=None), 0
     if cap is None:
         return "The session has no cap of its own; the caps of its agent and of the fleet apply."
-    spent_text = f", of which {format_micros(spent_micros)} is spent" if spent_micros else ""
-    return f"The session may spend at most {format_micros(cap)}{spent_text}."
+    cap_text, spent = format_compared_micros(cap, spent_micros)
+    spent_text = f", of which {spent} is spent" if spent_micros else ""
+    return f"The session may spend at most {cap_text}{spent_text}."
 
 
 async def _find_play_session(app: Runtime, prefix: str) -> SessionId:
@@ -183,8 +184,8 @@ def show_step(step: Step, answer: Answer) -> None:
 
 
 def _announce_wait(approval: ApprovalRequired, state: State) -> None:
-    cap_option = " --cap AMOUNT" if state == "WAITING_FOR_BUDGET" else ""
-    warn(f"  waits    for you. Review it with halter inbox, then: halter approve {approval.decision}{cap_option}")
+    awaited, cap_option = ("a budget", " --cap AMOUNT") if state == "WAITING_FOR_BUDGET" else ("approval", "")
+    warn(f"  waits    for {awaited}. Review it with halter inbox, then: halter approve {approval.decision}{cap_option}")
 
 
 def _ignore_step(_: Step, __: Answer) -> None:

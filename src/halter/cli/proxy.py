@@ -27,6 +27,7 @@ from halter.config.merge import FleetConfig
 from halter.core.clock import SystemClock
 from halter.core.errors import ConfigError, require_module
 from halter.core.ids import can_decide
+from halter.core.money import format_usd
 from halter.present.events import format_moment
 from halter.runtime.runtime import (
     DEFAULT_FLEET,
@@ -257,7 +258,7 @@ def list_keys(*, as_json: JsonOption = False) -> None:
 
 
 def _dollars(amount: Decimal | None) -> str:
-    return "" if amount is None else f"${amount}"
+    return "" if amount is None else format_usd(amount)
 
 
 def new_key(

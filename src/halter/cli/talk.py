@@ -33,7 +33,7 @@ from halter.core.errors import ConfigError
 from halter.core.events import ApprovalGiven
 from halter.core.ids import SessionId, can_decide, session_stream
 from halter.core.messages import StreamChunk, ToolCall
-from halter.core.money import format_micros, format_unit_amount, format_usd, to_unit_amount
+from halter.core.money import format_compared, format_micros, format_usd, to_unit_amount
 from halter.core.text import clean, escape_hidden, shorten
 from halter.core.vocabulary import SessionKind, State, Verdict
 from halter.guard.approvals import answer_decision
@@ -96,15 +96,15 @@ class Screen:
 
     def show_waiting(self, approval: ApprovalRequired, state: State) -> None:
         self.end_line()
-        cap_option = " --cap AMOUNT" if state == "WAITING_FOR_BUDGET" else ""
-        warn(f"  waits    for you. Review it with halter inbox, then: halter approve {approval.decision}{cap_option}")
+        awaited, cap_option = ("a budget", " --cap AMOUNT") if state == "WAITING_FOR_BUDGET" else ("approval", "")
+        command = f"halter approve {approval.decision}{cap_option}"
+        warn(f"  waits    for {awaited}. Review it with halter inbox, then: {command}")
 
     def show_sleeping(self, cap: CostCapReached, until: int) -> None:
         """Print which cap is reached, until when the session sleeps, and how to raise the cap."""
         self.end_line()
-        spent_text, cap_text = (
-            format_unit_amount(to_unit_amount(each, cap.unit), cap.unit) for each in (cap.spent, cap.cap)
-        )
+        amounts = (to_unit_amount(each, cap.unit) for each in (cap.spent, cap.cap))
+        spent_text, cap_text = format_compared(cap.unit, *amounts)
         period = cap.window.partition("/")[0]
         remedy = f"halter budget raise {cap.scope} AMOUNT" if cap.unit == "usd" else "raise token_budget_per_hour"
         warn(

@@ -16,7 +16,7 @@ from halter.config.sections import list_channel_mistakes
 from halter.config.yaml_reader import Document, KeyPath, Mistake, SourceMap, load_file
 from halter.core.clock import format_duration
 from halter.core.errors import ConfigError
-from halter.core.money import format_micros
+from halter.core.money import format_exact_micros
 from halter.core.spec import (
     APPROVAL_EXPIRY,
     DEFAULT_RATES,
@@ -114,7 +114,7 @@ FormatValue = Callable[[Any], str]
 
 
 def format_cap(cap: int | None) -> str:
-    return "none" if cap is None else format_micros(cap)
+    return "none" if cap is None else format_exact_micros(cap)
 
 
 def format_hourly_rate(rate: int | None) -> str:

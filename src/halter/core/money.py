@@ -30,6 +30,7 @@ MINUTE_WINDOW: Final = "minute"
 """The window of a rate's row: one row serves all minutes."""
 
 DOLLAR = 1_000_000
+CENT: Final = DOLLAR // 100
 
 MAX_AMOUNT: Final = 1_000_000_000 * DOLLAR
 """The largest single amount, chosen so that a store can hold sums of amounts."""
@@ -55,15 +56,38 @@ def usd_to_micros(amount: str | float | Decimal) -> int:
 
 
 def format_micros(micros: int) -> str:
-    """Format an amount for people, in cents, or finer if needed."""
+    """Format an amount for people: two decimals, or two significant digits below a cent. Nothing else looks like $0.00.
+
+    An amount that a person set or approves is formatted exactly, and so are amounts that a program checks.
+    """
+    size = abs(micros)
+    step = CENT if size >= CENT else 10 ** max(0, len(str(size)) - 2)
+    rounded_size = (size + step // 2) // step * step
+    return format_exact_micros(-rounded_size if micros < 0 else rounded_size)
+
+
+def format_exact_micros(micros: int) -> str:
+    """Format an amount to its last digit, in cents, or finer if needed."""
     dollars, fraction = divmod(abs(micros), DOLLAR)
     # The leading one keeps the zeros of the fraction.
     digits = str(DOLLAR + fraction)
     return f"{'-' if micros < 0 else ''}${dollars:,}.{digits[1:3]}{digits[3:].rstrip('0')}"
 
 
+def format_compared_micros(*amounts: int) -> list[str]:
+    """Format amounts that a sentence compares: all exactly if rounding made two different ones look equal."""
+    texts = [format_micros(micros) for micros in amounts]
+    return texts if len({*texts}) == len({*amounts}) else [format_exact_micros(micros) for micros in amounts]
+
+
 def format_usd(amount: Decimal) -> str:
+    """Format dollars for people, as `format_micros` does."""
     return format_micros(int(amount * DOLLAR))
+
+
+def format_share(spent: Decimal, cap: Decimal | None) -> str:
+    """Format spending beside its cap, if there is one."""
+    return format_usd(spent) if cap is None else " of ".join(format_compared("usd", spent, cap))
 
 
 def to_unit_amount(amount: int, unit: Unit) -> Decimal:
@@ -73,6 +97,13 @@ def to_unit_amount(amount: int, unit: Unit) -> Decimal:
 
 def format_unit_amount(amount: Decimal, unit: Unit) -> str:
     return format_usd(amount) if unit == "usd" else f"{amount:,} {unit}"
+
+
+def format_compared(unit: Unit, *amounts: Decimal) -> list[str]:
+    """Format amounts of a unit that a sentence compares."""
+    if unit != "usd":
+        return [format_unit_amount(amount, unit) for amount in amounts]
+    return format_compared_micros(*(int(amount * DOLLAR) for amount in amounts))
 
 
 class Account(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -127,6 +127,13 @@ def format_count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def describe_need_count(count: int, noun: str = "") -> str:
+    """Describe how many things need a person. Every face says it in these words."""
+    if not count:
+        return "nothing needs you"
+    return f"{format_count(count, noun) if noun else f'{count:,}'} {'needs' if count == 1 else 'need'} you"
+
+
 _TYPES: Final = frozenset(("bool", "bytes", "double", "int", "list", "map", "null_type", "string", "type", "uint"))
 _LOOP_VARIABLE: Final = re.compile(r"\.(?:all|exists|exists_one|filter|map)\(\s*(\w+)\s*,")
 _EVALUATION_ERRORS: Final = (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError)

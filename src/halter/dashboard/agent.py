@@ -7,7 +7,7 @@ from decimal import Decimal
 from halter.core.clock import DAY, format_duration
 from halter.core.errors import NotDone
 from halter.core.events import SensorChanged
-from halter.core.money import ZERO_USD, Cap, micros_to_usd
+from halter.core.money import ZERO_USD, Cap, format_usd, micros_to_usd
 from halter.core.rows import SessionRow
 from halter.core.text import format_count
 from halter.core.tools import ProviderTool
@@ -17,7 +17,6 @@ from halter.dashboard.labels import (
     explain_end,
     explain_health,
     format_age,
-    format_money,
     format_span,
     format_value,
     format_wake,
@@ -169,15 +168,15 @@ class AgentHead:
 
     def _show_money(self, line: AgentLine) -> None:
         cap = line.cap_today_usd
-        self._spent_stat[0].show_text(format_money(line.spent_today_usd))
-        self._spent_stat[1].show_text("no cap" if cap is None else f"of {format_money(cap)}")
+        self._spent_stat[0].show_text(format_usd(line.spent_today_usd))
+        self._spent_stat[1].show_text("no cap" if cap is None else f"of {format_usd(cap)}")
         set_meter(self._meter, float(line.spent_today_usd / cap) if cap else 0)
-        self._burn[0].show_text(format_money(line.burn_usd))
+        self._burn[0].show_text(format_usd(line.burn_usd))
         self._burn[1].show_text(f"{format_count(line.under_way, 'active session')}")
 
     async def _show_days(self, line: AgentLine) -> None:
         days = await read_days(self._page, line.agent)
-        self._history_stat[0].show_text(format_money(sum(days, ZERO_USD)))
+        self._history_stat[0].show_text(format_usd(sum(days, ZERO_USD)))
         set_spark(self._spark, [float(day) for day in days])
 
     def _show_actions(self, line: AgentLine) -> None:
@@ -404,5 +403,5 @@ def list_definition_facts(definition: AgentDefinition) -> list[tuple[str, str]]:
 
 
 def _format_cap(cap: Cap) -> str:
-    amount = "no cap" if cap.max_cost_usd is None else format_money(micros_to_usd(cap.max_cost_usd))
+    amount = "no cap" if cap.max_cost_usd is None else format_usd(micros_to_usd(cap.max_cost_usd))
     return f"{amount} per {cap.per}" if cap.per else amount

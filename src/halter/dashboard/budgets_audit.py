@@ -19,10 +19,10 @@ from halter.core.agent_spec import KNOWN_PROVIDERS, REFLEX, SCRIPTED
 from halter.core.clock import DAY, SECOND, parse_duration, window_at
 from halter.core.errors import HalterError, NotDone
 from halter.core.ids import FLEET
-from halter.core.money import ZERO_USD, format_unit_amount
+from halter.core.money import ZERO_USD, format_unit_amount, format_usd
 from halter.core.public_json import encode_public_json
 from halter.core.text import clean
-from halter.dashboard.labels import format_money, format_tokens, format_window, label_outcome, shorten_id
+from halter.dashboard.labels import format_tokens, format_window, label_outcome, shorten_id
 from halter.dashboard.page import FeedChanges, OpenPage, RefreshPage, ask_cap
 from halter.dashboard.widgets import (
     KeyedList,
@@ -67,7 +67,7 @@ async def list_current_budgets(page: OpenPage, under_way: Container[str]) -> Seq
 
 def format_amount(row: Budget, number: Decimal) -> str:
     """Format an amount in the unit of its budget."""
-    return format_money(number) if row.unit == "usd" else format_unit_amount(number, row.unit)
+    return format_usd(number) if row.unit == "usd" else format_unit_amount(number, row.unit)
 
 
 def format_budget_cap(row: Budget) -> str:
@@ -226,8 +226,8 @@ def _build_sums(title: str, column: str) -> Callable[[Sequence[Spending]], None]
                 f"{named_sum.spends:,}",
                 format_tokens(named_sum.tokens_in) if named_sum.tokens_in else "",
                 format_tokens(named_sum.tokens_out) if named_sum.tokens_out else "",
-                format_money(named_sum.spent),
-                format_money(named_sum.spent / named_sum.spends) if named_sum.spent else "",
+                format_usd(named_sum.spent),
+                format_usd(named_sum.spent / named_sum.spends) if named_sum.spent else "",
             )
             for cell, text in zip(figures, texts, strict=True):
                 cell.show_text(text)
@@ -530,7 +530,7 @@ def _audit_row(page: OpenPage, entry: AuditEntry) -> None:
             add_chip(outcome.text, outcome.mood)
             if entry.decided_by:
                 add_text(f"by {entry.decided_by}", "h-dim h-small")
-        add_cell(format_money(entry.cost_usd) if entry.cost_usd else "", "h-num")
+        add_cell(format_usd(entry.cost_usd) if entry.cost_usd else "", "h-num")
         add_cell(list_arguments(entry.input_summary), "h-said-short")
         add_cell(entry.error or list_arguments(entry.output_summary), "h-said-short")
         add_cell(describe_starter(entry))

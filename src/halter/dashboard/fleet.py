@@ -8,6 +8,7 @@ from nicegui import ui
 from halter.autonomy.triggers import WatchedDocument
 from halter.core.effect_events import ProposalVerdict, describe_verdict
 from halter.core.errors import NotDone
+from halter.core.money import format_share, format_usd
 from halter.core.rows import HaltRow
 from halter.core.text import format_count
 from halter.dashboard.agent import ask_to_halt, ask_to_switch
@@ -18,8 +19,6 @@ from halter.dashboard.labels import (
     explain_health,
     explain_reason,
     format_age,
-    format_money,
-    format_share,
     format_wake,
     label_health,
     shorten_id,
@@ -158,7 +157,7 @@ def _row(page: OpenPage, line: AgentLine) -> Callable[[AgentLine], None]:
         set_chip(health, label_health(line))
         reason.show_text(explain_health(line))
         resume_button.set_visibility(page.has_role("operator") and line.halted.startswith(f"{scope} "))
-        burn.show_text(f"{format_money(line.burn_usd)} in the last hour" if line.burn_usd else "")
+        burn.show_text(f"{format_usd(line.burn_usd)} in the last hour" if line.burn_usd else "")
         _show_spent(spent_label, line)
         set_meter(meter, float(line.spent_today_usd / line.cap_today_usd) if line.cap_today_usd else 0)
         wake.show_text(_format_wake(page, line))
@@ -189,7 +188,7 @@ def _show_switch(switch: ui.button, *, on: bool) -> None:
 
 def _show_spent(label: TextLabel, line: AgentLine) -> None:
     cap = line.cap_today_usd
-    label.show_text(format_money(line.spent_today_usd) if cap is None else format_share(line.spent_today_usd, cap))
+    label.show_text(format_share(line.spent_today_usd, cap))
 
 
 def _format_wake(page: OpenPage, line: AgentLine) -> str:

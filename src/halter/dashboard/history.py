@@ -23,12 +23,11 @@ from halter.core.events import (
     TurnStarted,
     Unknown,
 )
-from halter.core.money import micros_to_usd
+from halter.core.money import format_usd, micros_to_usd
 from halter.core.ports import Stored
 from halter.core.text import format_count
 from halter.dashboard.labels import (
     explain_terminal,
-    format_money,
     format_span,
     format_tokens,
     label_decision,
@@ -210,7 +209,7 @@ def describe_usage(event: RequestSettled) -> str:
 
 
 def describe_cost(event: CallSettled | RequestSettled) -> str:
-    return format_money(micros_to_usd(event.charge.usd)) if event.charge and event.charge.usd else ""
+    return format_usd(micros_to_usd(event.charge.usd)) if event.charge and event.charge.usd else ""
 
 
 def describe_request(start_event: tuple[str, int] | None, event: RequestSettled, at: int) -> str:

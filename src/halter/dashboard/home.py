@@ -11,16 +11,14 @@ from nicegui.element import Element
 
 from halter.core.clock import DAY, HOUR, SECOND, parse_duration
 from halter.core.errors import NotDone
-from halter.core.money import ZERO_USD
+from halter.core.money import ZERO_USD, format_share, format_usd
 from halter.core.rows import HaltRow, NotificationRow
-from halter.core.text import format_count, join_names, to_one_line
+from halter.core.text import describe_need_count, format_count, join_names, to_one_line
 from halter.dashboard.labels import (
     RISK_MOODS,
     SEVERITY_MOODS,
     Label,
     explain_terminal,
-    format_money,
-    format_share,
     format_span,
     is_unwell,
     label_decision,
@@ -547,11 +545,11 @@ async def _build_pulse_parts(page: OpenPage, need_count: int, lines: Sequence[Ag
     unhealthy = [line for line in lines if is_unwell(line)]
     urgent_count = await queries.count_urgent_findings(page.actor)
     is_near_cap = cap is not None and spent_usd >= cap * Decimal("0.8")
-    money_part = f"{format_money(spent_usd)} today" if cap is None else f"{format_share(spent_usd, cap)} today"
+    money_part = f"{format_share(spent_usd, cap)} today"
     return [
         *list_unhealthy_parts(lines),
         (
-            f"{need_count} need{'s' if need_count == 1 else ''} you" if need_count else "Nothing needs you",
+            describe_need_count(need_count).capitalize(),
             "look" if need_count else "good",
             "/",
         ),
@@ -621,7 +619,7 @@ class AgentSpending(msgspec.Struct, frozen=True):
         return float(self.today / self.cap) if self.cap else 0.0
 
     def describe(self) -> str:
-        return f"{format_money(self.today)}, no cap" if self.cap is None else format_share(self.today, self.cap)
+        return f"{format_usd(self.today)}, no cap" if self.cap is None else format_share(self.today, self.cap)
 
 
 async def read_spending(page: OpenPage, lines: Sequence[AgentLine]) -> Sequence[AgentSpending]:

@@ -1,11 +1,9 @@
 """Labels for the codes in the store: states, outcomes, kinds, ids, amounts and times."""
 
 import re
-from decimal import Decimal
 from typing import Any, Final, NamedTuple, cast
 
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
-from halter.core.money import format_usd
 from halter.core.rows import SessionRow
 from halter.core.text import format_count
 from halter.operations.queries import AgentLine
@@ -196,32 +194,6 @@ SHORT_ID: Final = 25
 def shorten_id(text: str) -> str:
     """Show a long id by its beginning and its end."""
     return text if len(text) <= SHORT_ID else f"{text[:4]}…{text[-6:]}"
-
-
-FINE: Final = Decimal("0.0001")
-
-
-def format_money(amount: Decimal) -> str:
-    """Format an amount in cents; a smaller amount gets as many digits as it needs not to be zero."""
-    size = abs(amount)
-    if size == 0 or size >= Decimal("0.1"):
-        return _round_amount(amount, 2)
-    return _round_amount(amount, 4) if size >= FINE else format_usd(amount)
-
-
-def _round_amount(amount: Decimal, digits: int) -> str:
-    text = f"{abs(amount):,.{digits}f}"
-    cents = text[: text.index(".") + 3]
-    fine = text[len(cents) :].rstrip("0")
-    return f"{'-' if amount < 0 else ''}${cents}{fine}"
-
-
-def format_share(spent: Decimal, cap: Decimal) -> str:
-    """Format spending against a cap, both in cents if the cap is at least a dollar."""
-    if cap < 1 or spent == 0:
-        return f"{format_money(spent)} of {format_money(cap)}"
-    spent_text = _round_amount(spent, 2) if spent >= Decimal("0.005") else "less than $0.01"
-    return f"{spent_text} of {format_money(cap)}"
 
 
 def format_tokens(count: int) -> str:

@@ -28,7 +28,7 @@ from halter.core.events import (
 )
 from halter.core.ids import session_stream
 from halter.core.messages import Reply
-from halter.core.money import ZERO_USD, micros_to_usd
+from halter.core.money import ZERO_USD, format_usd, micros_to_usd
 from halter.core.ports import Stored, read_body
 from halter.core.rows import SessionRow
 from halter.core.text import format_count
@@ -48,7 +48,6 @@ from halter.dashboard.labels import (
     KINDS,
     explain_end,
     explain_terminal,
-    format_money,
     format_span,
     format_tokens,
     format_value,
@@ -379,7 +378,7 @@ def _build_tool_use(page: OpenPage, use: ToolUse) -> None:
             add_text(use.tool, "h-what", "span")
             add_chip(outcome.text, outcome.mood)
             duration = f"{use.millis} ms" if use.millis else ""
-            cost = format_money(micros_to_usd(use.usd)) if use.usd else ""
+            cost = format_usd(micros_to_usd(use.usd)) if use.usd else ""
             add_text(" · ".join(each for each in (duration, cost) if each), "h-dim h-small", "span")
             page.add_moment(use.at, "h-dim h-small")
         if use.arguments:
@@ -432,10 +431,10 @@ class SessionHead:
         budget = await queries.session_budget(self._page.actor, row.session)
         cap = None if budget is None else budget.cap
         spent_usd = ZERO_USD if budget is None else budget.spent
-        self._cost[0].show_text(format_money(spent_usd))
-        held_text = f", {format_money(budget.held)} held" if budget is not None and budget.held else ""
+        self._cost[0].show_text(format_usd(spent_usd))
+        held_text = f", {format_usd(budget.held)} held" if budget is not None and budget.held else ""
         # Without a budget row, nothing was spent yet and the cap is unknown here.
-        cap_text = "nothing spent yet" if budget is None else "no cap" if cap is None else f"of {format_money(cap)}"
+        cap_text = "nothing spent yet" if budget is None else "no cap" if cap is None else f"of {format_usd(cap)}"
         self._cost[1].show_text(f"{cap_text}{held_text}")
         set_meter(self._meter, float((spent_usd + (budget.held if budget else ZERO_USD)) / cap) if cap else 0)
         await self._show_work(row)

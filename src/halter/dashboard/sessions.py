@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 from nicegui import ui
 
 from halter.core.clock import SECOND
+from halter.core.money import format_usd
 from halter.core.rows import SessionRow
 from halter.core.vocabulary import END_STATES
 from halter.dashboard.labels import (
@@ -18,7 +19,6 @@ from halter.dashboard.labels import (
     STATES,
     explain_end,
     format_age,
-    format_money,
     format_span,
     format_tokens,
     label_session,
@@ -254,7 +254,7 @@ def _row(page: OpenPage, item: ListedSession) -> Callable[[ListedSession], None]
         set_chip(state, label_session(row))
         wakes = f"wakes {format_age(row.due_at, page.now)}" if row.due_at and row.due_at > page.now else ""
         detail.show_text(explain_end(row) if row.ended_at is not None else wakes)
-        cost.show_text(format_money(item.spent))
+        cost.show_text(format_usd(item.spent))
         tokens.show_text(f"{format_tokens(item.tokens)} tokens" if item.tokens else "")
         took.show_text(format_span(max(0, (row.ended_at or page.now) - row.started_at)))
 

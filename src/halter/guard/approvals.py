@@ -33,7 +33,7 @@ from halter.core.events import (
     TriggerMade,
 )
 from halter.core.ids import FLEET, StreamId, can_decide, inbox_stream, trigger_stream
-from halter.core.money import Account, format_micros
+from halter.core.money import Account, format_compared_micros
 from halter.core.ports import Draft, Lease, Query, Rows, Store, Write
 from halter.core.project import rows_of_event, rows_of_hold
 from halter.core.provenance import Flaw
@@ -518,6 +518,7 @@ def ask_question(question: Question, lease: Lease | None = None) -> Write:
 
 
 def make_cap_question(refused_id: str, name: str, cap: CostCapReached, expires_in: int) -> Question:
+    cost_text, spent_text, cap_text = format_compared_micros(cap.amount, cap.spent, cap.cap)
     return Question(
         decision=f"{refused_id}/cap/{cap.cap}",
         about="cap_raise",
@@ -526,8 +527,7 @@ def make_cap_question(refused_id: str, name: str, cap: CostCapReached, expires_i
         digest=f"{cap.scope}={cap.cap}",
         expires_in=expires_in,
         display_text=(
-            f"{name} may cost {format_micros(cap.amount)}; {format_micros(cap.spent)} of "
-            f"{format_micros(cap.cap)} is spent in {cap.scope}. "
+            f"{name} may cost {cost_text}; {spent_text} of {cap_text} is spent in {cap.scope}. "
             "Raise the cap to continue."
         ),
     )

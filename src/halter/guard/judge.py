@@ -39,7 +39,7 @@ from halter.core.money import (
     Caps,
     Contended,
     Leg,
-    format_micros,
+    format_compared_micros,
     has_past_window,
     reserve,
     roll_legs,
@@ -372,9 +372,10 @@ def _refuse_if_cap_was_lowered(request: CallRequest, hold: HoldRow, rows: Rows) 
     budget, cap = verdict.budget, verdict.budget.binding(verdict.leg.cap) or 0
     remaining = max(0, cap - budget.spent - budget.held)
     where = f"{verdict.leg.scope} {verdict.leg.window}".strip()
+    cost_text, remaining_text = format_compared_micros(verdict.leg.amount, remaining)
     sentence = (
-        f"It may cost {format_micros(verdict.leg.amount)}. Since a person was asked, the cap of {where} was lowered: "
-        f"{format_micros(remaining)} is left beside what other calls hold."
+        f"It may cost {cost_text}. Since a person was asked, the cap of {where} was lowered: "
+        f"{remaining_text} is left beside what other calls hold."
     )
     return [_make_call_refusal(request, "cost_cap_reached", sentence)]
 
@@ -503,8 +504,8 @@ def describe_cap_reached(verdict: CapReached) -> str:
     remaining = max(0, verdict.cap - verdict.budget.spent)
     if verdict.leg.unit == "tokens":
         return f"It may use {verdict.leg.amount:,} tokens, and {remaining:,} are left of the token budget of {where}."
-    cost = format_micros(verdict.leg.amount)
-    return f"It may cost {cost}, and {format_micros(remaining)} is left of the cap of {where}."
+    cost_text, remaining_text = format_compared_micros(verdict.leg.amount, remaining)
+    return f"It may cost {cost_text}, and {remaining_text} is left of the cap of {where}."
 
 
 def _make_question(request: CallRequest, approval: RequiredApproval, now: int) -> DecisionAsked:

@@ -20,7 +20,7 @@ from halter.core.clock import HOUR, MINUTE, SECOND, parse_duration
 from halter.core.errors import ConfigError
 from halter.core.events import YieldRequest
 from halter.core.messages import StopReason, ToolCall, ToolResult
-from halter.core.money import format_micros
+from halter.core.money import format_exact_micros
 from halter.core.spec import OnCap
 from halter.core.text import encode_body
 from halter.core.vocabulary import (
@@ -593,7 +593,7 @@ def describe_remaining_budget(usd: int | None, tokens: int | None) -> str:
     if usd is None:
         return "" if tokens is None else f"Left to spend: {max(tokens, 0):,} tokens."
     token_text = "" if tokens is None else f" and {max(tokens, 0):,} tokens"
-    return f"Left to spend: {format_micros(max(usd, 0))}{token_text}."
+    return f"Left to spend: {format_exact_micros(max(usd, 0))}{token_text}."
 
 
 MAX_CALLS: Final = 50

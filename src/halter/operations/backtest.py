@@ -13,7 +13,7 @@ from halter.config.policy import parse_stored_fleet
 from halter.config.resolve import resolve_policy
 from halter.config.yaml_reader import Document, load_bytes
 from halter.core.errors import NotDone
-from halter.core.money import Cap, Usd, format_micros, micros_to_usd
+from halter.core.money import Cap, Usd, format_exact_micros, micros_to_usd
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
 from halter.core.spec import Phase, ResolvedPolicy, ToolRule
@@ -112,7 +112,7 @@ async def _choose_change(
     """Choose the policy under test: its label, a function of the recorded one, and whether it replaces the store's."""
     if cap:
         amount = amount_of(cap)
-        cap_text = "no cap" if amount is None else f"a cap of {format_micros(amount)}"
+        cap_text = "no cap" if amount is None else f"a cap of {format_exact_micros(amount)}"
         return (
             f"the recorded policy, with {cap_text} per session",
             lambda recorded: _apply_cap(recorded, amount),

@@ -18,7 +18,7 @@ from msgspec import Meta
 from halter.core.clock import DAY, SECOND, format_duration
 from halter.core.errors import NotDone
 from halter.core.events import ApprovalGiven
-from halter.core.money import Account, format_micros
+from halter.core.money import Account, format_exact_micros
 from halter.core.ports import BLOB_THRESHOLD, Query, Write
 from halter.core.provenance import Flaw
 from halter.core.rows import DecisionRow, RuleRow
@@ -629,7 +629,7 @@ async def _approve_with_cap(
     await reject_beyond_carved(actor, decision.subject, cap)
     account = Account(decision.subject, "", "usd")
     write = approvals.raise_cap(decision, account, cap, actor.principal.name, key, terms.reason)
-    cap_text = "none" if cap is None else format_micros(cap)
+    cap_text = "none" if cap is None else format_exact_micros(cap)
     return write, DecisionResult(decision.decision, f"Cap of {decision.subject} is now {cap_text}.")
 
 

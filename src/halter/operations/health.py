@@ -815,7 +815,7 @@ async def _switches(app: Runtime) -> Check:
     paused_sessions = [row for row in sessions if row.kind == "autonomous" and row.state == "PAUSED"]
     if paused_sessions:
         hints = (
-            f"{row.session} waits for you. Run halter show {row.session}, then halter on {row.agent}."
+            f"{row.session} is paused. Run halter show {row.session}, then halter on {row.agent}."
             for row in paused_sessions
         )
         return fail_check("autonomy", " ".join(hints))

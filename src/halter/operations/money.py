@@ -27,6 +27,7 @@ from halter.core.money import (
     Account,
     BudgetRow,
     Usd,
+    format_exact_micros,
     format_micros,
     micros_to_usd,
     usd_to_micros,
@@ -167,7 +168,7 @@ async def set_cap(
         )
     overrun_micros = sum(stored.event.overrun for stored in events if isinstance(stored.event, CapChanged))
     cap_usd = None if amount is None else micros_to_usd(amount)
-    cap_text = "none" if amount is None else format_micros(amount)
+    cap_text = "none" if amount is None else format_exact_micros(amount)
     sentence = f"Cap of {scope} is now {cap_text} (recorded in the journal with your name). {continuation}".rstrip()
     return CapSet(
         scope, sentence, row.scope, row.window, cap_usd, actor.principal.name, micros_to_usd(overrun_micros), reason
@@ -203,11 +204,11 @@ def reject_no_raise(decision: PendingDecision, cap: int | None) -> None:
     """Reject a cap that is no higher than the one in the decision, which its digest names."""
     current = int(decision.digest.rpartition("=")[2])
     if cap is not None and cap <= current:
-        fail_invalid(f"The cap of {decision.subject} is {format_micros(current)}. Give a higher one.")
+        fail_invalid(f"The cap of {decision.subject} is {format_exact_micros(current)}. Give a higher one.")
 
 
 def _find_carved(scope: str, amount: int | None = None) -> str:
-    limit_text = "amount" if amount is None else format_micros(amount)
+    limit_text = "amount" if amount is None else format_exact_micros(amount)
     return (
         f"{scope} is a sub-session; its cap cannot exceed the {limit_text} given by its parent. "
         "Raise the parent's cap: sub-sessions started after that can get more."
@@ -292,7 +293,7 @@ def _reject_wrong_direction(direction: Direction, row: BudgetRow, amount: int | 
         return
     new_cap, old_cap = (float("inf") if cap is None else cap for cap in (amount, row.cap))
     if new_cap == old_cap or (new_cap > old_cap) != (direction == "raise"):
-        current = "none" if row.cap is None else format_micros(row.cap)
+        current = "none" if row.cap is None else format_exact_micros(row.cap)
         fail_invalid(f"The cap of {row.scope} is {current}; this amount would not {direction} it.")
 
 

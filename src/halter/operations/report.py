@@ -10,7 +10,7 @@ from halter.core.clock import format_duration
 from halter.core.codec import decode
 from halter.core.events import ItemQuarantined, NotificationQueued, RunsDelayed, RunSkipped, RunStarted
 from halter.core.ids import OUTBOX
-from halter.core.money import ZERO_USD, Usd, format_usd, micros_to_usd
+from halter.core.money import ZERO_USD, Usd, format_share, format_usd, micros_to_usd
 from halter.core.ports import Draft, NotificationContent, Query, Store, Write
 from halter.core.project import rows_of_event
 from halter.core.rows import (
@@ -21,7 +21,7 @@ from halter.core.rows import (
     NotificationRow,
     SessionRow,
 )
-from halter.core.text import clean, shorten
+from halter.core.text import clean, describe_need_count, shorten
 from halter.present.events import describe_review
 from halter.runtime.needs import CapLine, NeedRows, list_caps, list_needs, read_need_rows
 from halter.tasks.task_tools import name_by_parts
@@ -298,9 +298,7 @@ class ReportMessage(NamedTuple):
 def render_report_message(report: Report) -> ReportMessage:
     sessions = sum(agent.began for agent in report.agents)
     sessions_text = "1 session" if sessions == 1 else f"{sessions} sessions"
-    needs_text = {0: "nothing needs you", 1: "1 thing needs you"}.get(
-        len(report.needs_you), f"{len(report.needs_you)} things need you"
-    )
+    needs_text = describe_need_count(len(report.needs_you), "thing")
     period = format_duration(report.until - report.since)
     subject = f"Halter: {needs_text}; {sessions_text} and {format_usd(report.spent_usd)} in {period}"
     return ReportMessage(subject, _fit_lines(_line(line) for line in _lines(report)))
@@ -341,7 +339,7 @@ def _lines(report: Report) -> Iterable[str]:
     yield f"Spent: {format_usd(report.spent_usd)}{_list_lines(by_purpose)}"
     for cap in report.caps:
         if cap.cap_usd is not None:
-            yield f"Cap of {cap.scope} {cap.window}: {format_usd(cap.spent_usd)} of {format_usd(cap.cap_usd)}"
+            yield f"Cap of {cap.scope} {cap.window}: {format_share(cap.spent_usd, cap.cap_usd)}"
     if report.decided:
         yield f"Decided: {report.decided_count:,}"
 

@@ -92,7 +92,7 @@ from halter.core.events import (
 from halter.core.folders import AGENT_FILE_NAME
 from halter.core.ids import parse_session_id
 from halter.core.messages import Message, Reply, Text, ToolCall, ToolResult
-from halter.core.money import Charge, Leg, format_micros
+from halter.core.money import Charge, Leg, format_compared, format_micros, to_unit_amount
 from halter.core.ports import Stored
 from halter.core.text import clean, decode_body, format_count, shorten
 from halter.core.usage import Usage
@@ -484,7 +484,9 @@ def _summarize_money(event: CostCapReached | OverrunIncurred | CapChanged) -> st
 
     match event:
         case CostCapReached():
-            text = f"{event.name} may cost {amount(event.amount)}; the cap of {where} is {amount(event.cap)}"
+            amounts = (to_unit_amount(number, event.unit) for number in (event.amount, event.cap))
+            cost_text, cap_text = format_compared(event.unit, *amounts)
+            text = f"{event.name} may cost {cost_text}; the cap of {where} is {cap_text}"
             return StyledLine(text, WARNING_STYLE)
         case OverrunIncurred():
             return StyledLine(f"{amount(event.amount)} above the cap of {where}", WARNING_STYLE)

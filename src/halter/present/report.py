@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from halter.core.clock import SECOND, format_duration
-from halter.core.money import Usd, format_usd
-from halter.core.text import format_count
+from halter.core.money import format_share, format_usd
+from halter.core.text import describe_need_count, format_count
 from halter.operations.fleet import Health, WorkerView
 from halter.operations.report import AgentReport, Report
 from halter.operations.status import AgentPlace, AgentStatus, FleetStatus, describe_unhealthy
@@ -193,14 +193,16 @@ def build_status_sheet(status: FleetStatus, now: int) -> Sheet:
 
 def _summarize_status(status: FleetStatus) -> str:
     count, alive_count = len(status.needs_you), sum(one.alive for one in status.agents)
-    needs = f"{count} {'needs' if count == 1 else 'need'} you" if count else "Nothing needs you"
-    spent_text = f"{_share(status.spent_today_usd, status.cap_today_usd)} spent today"
+    needs = describe_need_count(count).capitalize()
+    spent_text = f"{format_share(status.spent_today_usd, status.cap_today_usd)} spent today"
     running = f"{alive_count} of {format_count(len(status.agents), 'agent')} running"
     return " · ".join(part for part in (describe_unhealthy(status), needs, spent_text, running) if part)
 
 
 def _status_row(agent: AgentStatus, now: int) -> list[str]:
-    caps = [f"{cap.window.partition('/')[0] or 'life'}: {_share(cap.spent_usd, cap.cap_usd)}" for cap in agent.caps]
+    caps = [
+        f"{cap.window.partition('/')[0] or 'life'}: {format_share(cap.spent_usd, cap.cap_usd)}" for cap in agent.caps
+    ]
     places = [_describe_place(place, now) for place in agent.places]
     next_wake = (
         "" if agent.next_at is None else "now" if agent.next_at <= now else f"in {format_duration(agent.next_at - now)}"
@@ -209,7 +211,7 @@ def _status_row(agent: AgentStatus, now: int) -> list[str]:
         agent.agent,
         "\n".join(places) or ("off" if agent.on is False else "no"),
         agent.waits,
-        "\n".join((_share(agent.spent_today_usd, agent.cap_today_usd), *caps)),
+        "\n".join((format_share(agent.spent_today_usd, agent.cap_today_usd), *caps)),
         next_wake,
     ]
 
@@ -217,7 +219,3 @@ def _status_row(agent: AgentStatus, now: int) -> list[str]:
 def _describe_place(place: AgentPlace, now: int) -> str:
     age = format_duration(max(0, now - place.heard_at) // SECOND * SECOND) if place.heard_at else "never"
     return f"{place.kind} {place.pid} on {place.host}, last heartbeat {age} ago"
-
-
-def _share(spent: Usd, cap: Usd | None) -> str:
-    return format_usd(spent) if cap is None else f"{format_usd(spent)} of {format_usd(cap)}"

@@ -8,7 +8,7 @@ from halter.core.clock import format_duration
 from halter.core.effect_events import describe_verdict
 from halter.core.money import ZERO_USD, format_unit_amount, format_usd
 from halter.core.rows import RuleRow, SessionRow
-from halter.core.text import escape_hidden, format_count, to_one_line
+from halter.core.text import describe_need_count, escape_hidden, format_count, to_one_line
 from halter.present.events import describe_review, format_moment, format_relative_moment
 from halter.present.sheet import Facts, Listing, Sheet
 from halter.state.audit import AuditEntry, describe_starter
@@ -166,7 +166,7 @@ def _inbox(inbox: "OpenInbox", now: int) -> Iterator[Facts | str]:
     for need in health_needs:
         yield Facts("", build_need_facts(need, inbox.option))
     if open_count:
-        yield f"{format_count(open_count, 'decision')} for you:"
+        yield f"{describe_need_count(open_count, 'decision')}:"
     elif not inbox.needs:
         yield "Nothing needs you."
     for number, decision in enumerate(inbox.decisions, 1):

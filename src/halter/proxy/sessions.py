@@ -19,7 +19,7 @@ from halter.core.clock import MINUTE, SECOND, read_monotonic
 from halter.core.errors import LeaseLost, StoreError, StoreUnavailable
 from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, WorkerId, session_stream
-from halter.core.money import DOLLAR, format_micros
+from halter.core.money import DOLLAR, format_exact_micros
 from halter.core.ports import Lease, Query, read_stream
 from halter.core.rows import HaltRow, SessionRow, WorkerRow
 from halter.core.spec import ResolvedPolicy
@@ -70,8 +70,8 @@ def describe_lower_cap(terms: KeyTerms) -> str:
     for cap in caps.fleet:
         if cap.max_cost_usd is not None and amounts and cap.max_cost_usd < max(amounts) * DOLLAR:
             return (
-                f"The fleet's cap of {format_micros(cap.max_cost_usd)} a {cap.per} is lower, and binds all agents "
-                "together. See `halter policy`."
+                f"The fleet's cap of {format_exact_micros(cap.max_cost_usd)} a {cap.per} is lower, and binds all "
+                "agents together. See `halter policy`."
             )
     return ""
 

@@ -1117,7 +1117,7 @@ def _log_wait(name: str, store: str, approval: "ApprovalRequired", _: State) -> 
     from halter.journal.open import format_store_location
 
     location = format_store_location(store)
-    _LOG.warning("%s waits for your decision %s. Run: halter inbox --store %s", name, approval.decision, location)
+    _LOG.warning("%s waits for approval: %s. Run: halter inbox --store %s", name, approval.decision, location)
 
 
 async def _call_with_deps(function: Callable[..., Any], deps: Any) -> Any:

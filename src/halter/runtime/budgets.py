@@ -22,7 +22,7 @@ from halter.core.money import (
     Cap,
     Caps,
     Unit,
-    format_unit_amount,
+    format_compared,
     to_unit_amount,
 )
 from halter.core.ports import Query, Store
@@ -207,10 +207,11 @@ class Budget(msgspec.Struct, frozen=True):
         return None if self.cap is None else self.cap - self.spent - self.held - self.kept
 
     def describe(self) -> str:
-        cap = "no cap" if self.cap is None else format_unit_amount(self.cap, self.unit)
-        held_text = f" and {format_unit_amount(self.held, self.unit)} held" if self.held else ""
-        reserve_text = f" ({format_unit_amount(self.kept, self.unit)} reserved for the wrap-up)" if self.kept else ""
-        return f"{format_unit_amount(self.spent, self.unit)} spent{held_text} of {cap}{reserve_text}"
+        amounts = self.spent, self.held, self.kept, self.spent if self.cap is None else self.cap
+        spent, held, reserve, cap = format_compared(self.unit, *amounts)
+        held_text = f" and {held} held" if self.held else ""
+        reserve_text = f" ({reserve} reserved for the wrap-up)" if self.kept else ""
+        return f"{spent} spent{held_text} of {'no cap' if self.cap is None else cap}{reserve_text}"
 
 
 async def render_budgets(store: Store, rows: Sequence[BudgetRow]) -> Sequence[Budget]:

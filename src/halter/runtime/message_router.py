@@ -25,11 +25,11 @@ from halter.core.clock import MINUTE, format_duration
 from halter.core.errors import ConfigError
 from halter.core.events import ApprovalGiven, MessageRouted
 from halter.core.ids import FLEET, can_decide, inbox_stream, session_stream
-from halter.core.money import BudgetRow, Leg, Spender, format_micros, format_usd, list_accounts
+from halter.core.money import BudgetRow, Leg, Spender, format_compared_micros, format_micros, format_usd, list_accounts
 from halter.core.ports import Draft, Query, Store, Write, offload_body, read_body, read_stream
 from halter.core.rows import AgentRow, DecisionRow, SavedHotState, SessionRow, StreamRow, TriggerRow
 from halter.core.schedules import Timing, explain_timing, find_first_moment, find_zone, next_tick_after, to_local_time
-from halter.core.text import decode_body, escape_hidden, format_count, join_names, shorten
+from halter.core.text import decode_body, describe_need_count, escape_hidden, format_count, join_names, shorten
 from halter.core.vocabulary import SessionKind
 from halter.front_door.fast_paths import (
     HELP_ANSWER,
@@ -314,9 +314,10 @@ async def describe_spending(context: AgentContext, period: Period) -> str:
 async def _compare_with_cap(context: AgentContext, leg: Leg) -> str:
     row = await read_budget(context.store, leg.scope, leg.window)
     cap = row.binding(leg.cap)
-    held_text = f", and {format_micros(row.held)} is held" if row.held else ""
-    limit = "no cap" if cap is None else f"a cap of {format_micros(cap)}"
-    return f"- {leg.scope} {leg.window}: {format_micros(row.spent)} against {limit}{held_text}".replace(" :", ":")
+    spent, held, limit = format_compared_micros(row.spent, row.held, row.spent if cap is None else cap)
+    held_text = f", and {held} is held" if row.held else ""
+    limit_text = "no cap" if cap is None else f"a cap of {limit}"
+    return f"- {leg.scope} {leg.window}: {spent} against {limit_text}{held_text}".replace(" :", ":")
 
 
 def _find_period_start(period: Period, now: int, zone: str) -> int:
@@ -377,8 +378,8 @@ async def describe_needs(store: Store, now: int) -> str:
     lines = [f"- {need.line}" for need in needs if need.is_about_health]
     needs = [need for need in needs if not need.is_about_health]
     if decisions:
-        count_text = format_count(len(decisions), "decision")
-        lines.append(f"{count_text} for you. Say approve or deny, with the id if there are several.")
+        needs_text = describe_need_count(len(decisions), "decision")
+        lines.append(f"{needs_text}. Say approve or deny, with the id if there are several.")
     for decision in decisions[:MAX_LISTED_ROWS]:
         age = format_duration(max(0, now - decision.asked_at))
         text = _indent(escape_hidden(decision.display_text))

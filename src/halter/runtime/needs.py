@@ -23,7 +23,7 @@ from halter.core.codec import decode
 from halter.core.effect_events import CallStarted
 from halter.core.events import TurnEnded
 from halter.core.messages import Reply
-from halter.core.money import BudgetRow, Usd, format_micros, micros_to_usd, usd_to_micros
+from halter.core.money import BudgetRow, Usd, format_exact_micros, micros_to_usd, usd_to_micros
 from halter.core.ports import Query, Store
 from halter.core.rows import (
     AgentRow,
@@ -137,7 +137,7 @@ def _is_money(key: str, value: Any) -> bool:
 
 def _dollars(value: float) -> str:
     try:
-        return format_micros(usd_to_micros(value))
+        return format_exact_micros(usd_to_micros(value))
     except ArithmeticError:
         return str(value)
 

@@ -18,7 +18,7 @@ from halter.core.errors import ConfigError, LeaseLost
 from halter.core.events import HistoryGiven
 from halter.core.ids import AGENT_PREFIX, SessionId, WorkerId, make_sub_session_id, session_stream
 from halter.core.messages import Message
-from halter.core.money import Leg, carve, format_micros
+from halter.core.money import Leg, carve, format_exact_micros
 from halter.core.ports import ALL_STREAMS, Draft, Lease, Query, offload_body, read_stream
 from halter.core.rows import SessionRow, explain_newer_format
 from halter.core.text import encode_body
@@ -180,8 +180,8 @@ async def _remaining_cap(context: AgentContext, parent: SessionRow) -> tuple[int
 async def explain_insufficient_cap(context: AgentContext, parent: SessionRow) -> str:
     _, remaining = await _remaining_cap(context, parent)
     return (
-        f"Too little budget for a sub-session: {format_micros(remaining or 0)} is left in {parent.session}. "
-        f"A sub-session gets at most half of that and needs at least {format_micros(MIN_SUB_SESSION_CAP)}. "
+        f"Too little budget for a sub-session: {format_exact_micros(remaining or 0)} is left in {parent.session}. "
+        f"A sub-session gets at most half of that and needs at least {format_exact_micros(MIN_SUB_SESSION_CAP)}. "
         f"Raise the cap with: halter budget raise session:{parent.session} AMOUNT"
     )
 

@@ -16,7 +16,7 @@ from msgspec import Meta
 from halter.core.effect_events import ReviewOutcome
 from halter.core.events import FindingReviewed, JudgesChosen
 from halter.core.messages import Model, Prompt
-from halter.core.money import format_micros
+from halter.core.money import format_compared_micros
 from halter.core.ports import WORD_PATTERN
 from halter.core.text import encode_body
 from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
@@ -91,8 +91,8 @@ def choose_judges(panel: JudgePanel, prompts: Sequence[Prompt], price: EstimateP
     if panel.cap is None or (total_cost is not None and total_cost <= panel.cap):
         return ChosenJudges(panel.judges, total_cost or 0)
     single_cost = _bound_cost(panel.judges[:1], prompts, price)
-    cap_text = format_micros(panel.cap)
-    cost_text = "an unknown amount" if total_cost is None else format_micros(total_cost)
+    cap_text, total_text = format_compared_micros(panel.cap, panel.cap if total_cost is None else total_cost)
+    cost_text = "an unknown amount" if total_cost is None else total_text
     if len(panel.judges) > 1 and single_cost is not None and single_cost <= panel.cap:
         text = f"{len(panel.judges)} judges may cost {cost_text}, and the cap is {cap_text}: one judge reviews."
         return ChosenJudges(panel.judges[:1], single_cost, text)

@@ -29,7 +29,7 @@ from halter.core.clock import SystemClock
 from halter.core.errors import ConfigError, HalterError
 from halter.core.ids import SortableIds
 from halter.core.messages import Message, Text, ToolCall
-from halter.core.money import ZERO_USD, Usd, format_usd, micros_to_usd
+from halter.core.money import ZERO_USD, Usd, format_share, format_usd, micros_to_usd
 from halter.core.public_json import encode_public_json
 from halter.core.text import join_names, shorten, to_one_line
 from halter.core.vocabulary import State
@@ -423,9 +423,7 @@ def build_eval_sheet(run: EvalRun) -> Sheet:
         [case.name, _describe_outcome(case), format_usd(case.cost_usd), shorten(to_one_line(case.why), MAX_TEXT_LENGTH)]
         for case in run.cases
     ]
-    total = (
-        f"{run.passed} of {len(run.cases)} cases passed, for {format_usd(run.cost_usd)} of {format_usd(run.cap_usd)}."
-    )
+    total = f"{run.passed} of {len(run.cases)} cases passed, for {format_share(run.cost_usd, run.cap_usd)}."
     return [
         Listing(f"Evals of {run.agent}", ["case", "outcome", "cost", "why"], rows, right="cost", long="case why"),
         f"{total} {describe_change(run)}",

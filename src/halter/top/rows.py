@@ -5,8 +5,8 @@ from decimal import Decimal
 from typing import Final
 
 from halter.core.clock import format_duration
-from halter.core.money import Unit, format_unit_amount, format_usd
-from halter.core.text import escape_hidden, format_count, to_one_line
+from halter.core.money import Unit, format_share, format_unit_amount, format_usd
+from halter.core.text import describe_need_count, escape_hidden, to_one_line
 from halter.operations.status import describe_unhealthy
 from halter.operations.top import FleetView, QueuedNeed, SessionLine
 from halter.present.events import format_hour
@@ -29,15 +29,14 @@ BAR: Final = 5
 def head_line(view: FleetView, trouble: str = "") -> str:
     """Format the summary line: the time, a problem, needs, halts and spending."""
     status = view.status
-    cap = f" of {format_usd(status.cap_today_usd)}" if status.cap_today_usd is not None else ""
     halted_scopes = [row.scope for row in view.halts if row.halted]
     parts = [
         format_hour(status.at),
         trouble,
         describe_unhealthy(status),
-        f"{format_count(len(view.inbox), 'thing')} for you" if view.inbox else "nothing needs you",
+        describe_need_count(len(view.inbox), "thing"),
         f"HALTED: {', '.join(halted_scopes)}" if halted_scopes else "",
-        f"today {format_usd(status.spent_today_usd)}{cap}",
+        f"today {format_share(status.spent_today_usd, status.cap_today_usd)}",
     ]
     return to_one_line(" · ".join(part for part in parts if part))
 
