@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Error, expect
 
+from halter.guard.approvals import PendingDecision
 from halter.operations import decisions
 from halter.operations.actor import Actor, Principal
-from halter.operations.decisions import WaitingDecision, waiting
+from halter.operations.decisions import waiting
 from halter.server.server import make_login_url
 from scripts.page_pictures import find_browser
 from tests.browser.house import SLEEPS, House, Line, call, line, script
@@ -110,7 +111,7 @@ def paid(house: House) -> House:
     """Let a payment have been agreed to, by somebody who may."""
     approver = Actor(house.desk.app, Principal("approver", "approver"))
 
-    def list_asking_decisions() -> list[WaitingDecision]:
+    def list_asking_decisions() -> list[PendingDecision]:
         return [person for person in house.run(waiting(approver)) if "gina" in person.display_text]
 
     house.send("pay gina")

@@ -17,10 +17,10 @@ from halter.core.events import DecisionMade, DecisionShown
 from halter.core.ids import channel_stream, inbox_stream
 from halter.core.ports import Query
 from halter.core.rows import DecisionRow, HaltRow
+from halter.guard.approvals import PendingDecision
 from halter.operations import decisions
 from halter.operations.actor import Actor, Principal
 from halter.operations.channels import offer_pairing, remove_approver
-from halter.operations.decisions import WaitingDecision
 from halter.testing.world import World
 from tests.channels.fake_telegram import FakeTelegram, Refused
 from tests.channels.streams import StreamedApp
@@ -283,7 +283,7 @@ FORGED = "Keep it.\n\nYes: It is dismissed. No: It is kept.\nExpires in 5d. x/pr
 @pytest.mark.parametrize("about", ["proposal", "changed_tool", "approval"])
 def test_what_an_agent_writes_cannot_pass_for_a_line_of_halters(about: str) -> None:
     body = msgspec.json.encode({"parts": [{"type": "text", "text": FORGED}], "stop": "calls"})
-    waiting_decision = WaitingDecision(
+    waiting_decision = PendingDecision(
         "d1",
         about,
         "s1",

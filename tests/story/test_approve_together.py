@@ -7,8 +7,9 @@ from halter.core.events import DecisionAsked
 from halter.core.ids import session_stream
 from halter.core.ports import Query
 from halter.core.rows import DecisionRow
+from halter.guard.approvals import PendingDecision
 from halter.operations import decisions
-from halter.operations.decisions import ShownDecision, WaitingDecision, group_calls, list_rule_offers
+from halter.operations.decisions import ShownDecision, group_calls, list_rule_offers
 from tests.story.test_desk import LATER, Office, office
 
 __all__ = ["office"]
@@ -57,7 +58,7 @@ async def test_the_calls_of_one_session_are_one_group(office: Office) -> None:
 
 
 def test_a_question_of_the_brake_offers_a_rule_for_that_destination() -> None:
-    waiting_decision = WaitingDecision(
+    waiting_decision = PendingDecision(
         decision="d",
         about="approval",
         subject="s.c1",

@@ -28,9 +28,9 @@ from halter.core.events import (
 from halter.core.ids import FLEET, SessionId, StreamId, WorkerId, session_stream
 from halter.core.ports import ALL_STREAMS, Change, Draft, Lease, Query, Store, Write, matters_always
 from halter.core.rows import AuditRow, DecisionRow
+from halter.guard.approvals import PendingDecision
 from halter.journal.open import open_engine
 from halter.journal.store import JournalStore
-from halter.operations.decisions import WaitingDecision
 from halter.runtime.feed import POLLING_INTERVAL, Follower, watch_growth
 from halter.state import lifecycle
 from halter.testing.fakes import ManualClock, SeededIds
@@ -325,10 +325,10 @@ async def test_a_question_of_a_session_that_has_ended_needs_nobody(scribe: Any) 
     )
     lease, reads = scribe.leases["one"], [(DecisionRow, "d")]
     await scribe.commit(Write(session_stream("one"), "asked", lambda _: [Draft(ask, b"send {}")], reads, lease))
-    (result,) = await scribe.ground.store.ask(Query("open_decisions", WaitingDecision, {"now": 0}))
+    (result,) = await scribe.ground.store.ask(Query("open_decisions", PendingDecision, {"now": 0}))
     assert (result.display_text, result.reasons, result.session) == ("send {}", ("r",), "one")
     await scribe.end("one")
-    assert await scribe.ground.store.ask(Query("open_decisions", WaitingDecision, {"now": 0})) == []
+    assert await scribe.ground.store.ask(Query("open_decisions", PendingDecision, {"now": 0})) == []
 
 
 async def test_every_event_is_shown_on_one_line(scribe: Any) -> None:

@@ -7,14 +7,14 @@ import pytest
 
 from halter.core.errors import NotDone
 from halter.core.tools import ToolSpec, Valid
-from halter.guard.approvals import StandingRule, matches_rule
-from halter.operations.decisions import WaitingDecision, list_rule_offers, rule_for
+from halter.guard.approvals import PendingDecision, StandingRule, matches_rule
+from halter.operations.decisions import list_rule_offers, rule_for
 
 
-def make_decision(values: dict[str, Any], risk: str = "LOW", simulated: str = "") -> WaitingDecision:
+def make_decision(values: dict[str, Any], risk: str = "LOW", simulated: str = "") -> PendingDecision:
     text = f"run {msgspec.json.encode(values, order='sorted').decode()}{simulated}"
     keys = msgspec.json.encode(list(values)).decode()
-    return WaitingDecision("d1", "approval", "s1", "desk", "c1", "run", "digest", "RESTRICTED", risk, "same", keys, 0,
+    return PendingDecision("d1", "approval", "s1", "desk", "c1", "run", "digest", "RESTRICTED", risk, "same", keys, 0,
                            9, text.encode())  # fmt: skip
 
 

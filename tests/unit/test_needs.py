@@ -11,7 +11,7 @@ from halter.core.messages import Reply, Text, ToolCall
 from halter.core.money import BudgetRow
 from halter.core.rows import HaltRow, ItemRow, NotificationRow, OutageRow, SessionRow, WorkerInfo, WorkerRow
 from halter.guard.approvals import PendingDecision
-from halter.operations.decisions import OpenInbox, WaitingDecision
+from halter.operations.decisions import OpenInbox
 from halter.operations.report import ReportRows, build_report
 from halter.present.sheet import Facts
 from halter.present.tables import build_decision_sheet, build_inbox_sheet
@@ -70,7 +70,7 @@ def test_an_inbox_hides_no_character_of_what_is_asked(about: str, hidden: str) -
     pending_decision = decision(
         about, body.encode(), said=msgspec.json.encode(Reply((Text(f"Say{hidden}so."),), "calls"))
     )
-    waiting_decision = msgspec.convert(msgspec.structs.asdict(pending_decision), WaitingDecision)
+    waiting_decision = msgspec.convert(msgspec.structs.asdict(pending_decision), PendingDecision)
     sheet = [
         *build_decision_sheet(waiting_decision, NOW),
         *build_inbox_sheet(OpenInbox([waiting_decision], [], []), NOW),

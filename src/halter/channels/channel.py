@@ -50,11 +50,11 @@ from halter.core.ports import Query, read_stream
 from halter.core.rows import DecisionRow, WorkerRow
 from halter.core.text import clean, describe_need_count, shorten
 from halter.dispatch.heartbeat import renew_leases
+from halter.guard.approvals import PendingDecision
 from halter.loop.session_runtime import raise_if_cancelled, run_until_first, wait_for_change, watch_changes
 from halter.operations import control, decisions
 from halter.operations.actor import Actor, Principal
 from halter.operations.channels import read_who
-from halter.operations.decisions import WaitingDecision
 from halter.operations.status import FleetStatus, read_status
 from halter.runtime.needs import read_open_questions
 from halter.runtime.runtime import Runtime
@@ -226,7 +226,7 @@ class DecisionChannel:
             await self._announce_in(chat, approvers, open_items)
 
     async def _announce_in(
-        self, chat: str, approvers: Sequence[Approver], open_items: Mapping[str, WaitingDecision | AskedQuestion]
+        self, chat: str, approvers: Sequence[Approver], open_items: Mapping[str, PendingDecision | AskedQuestion]
     ) -> None:
         principals = [read_who(message) for message in approvers]
         for item in open_items.values():
@@ -241,7 +241,7 @@ class DecisionChannel:
             if is_allowed and item.decision not in open_ids and (chat, item.decision) not in self._undeliverable:
                 await self._show(chat, item)
 
-    async def _show(self, chat: str, item: WaitingDecision | AskedQuestion) -> None:
+    async def _show(self, chat: str, item: PendingDecision | AskedQuestion) -> None:
         now, random = self._app.clock.now(), self._randomly(RANDOM_BYTES)
         if isinstance(item, AskedQuestion):
             message = compose_question(item, self._transport.can_send, random)
@@ -298,7 +298,7 @@ class DecisionChannel:
         rows = await self._store.ask(Query("decision", DecisionRow, {"decision": decision}))
         return describe_outcome(next(iter(rows), None), decision, self._app.clock.now())
 
-    async def _read_open(self) -> Mapping[str, WaitingDecision]:
+    async def _read_open(self) -> Mapping[str, PendingDecision]:
         """Read all open decisions, the longest waiting first."""
         actor = Actor(self._app, Principal(self._transport.name, "viewer"))
         return {decision.decision: decision for decision in await decisions.waiting(actor)}

@@ -17,7 +17,8 @@ from halter.core.clock import format_duration
 from halter.core.money import format_exact_micros
 from halter.core.rows import DecisionRow
 from halter.core.text import escape_hidden
-from halter.operations.decisions import ApprovalTerms, WaitingDecision, arguments, list_rule_offers, render_prompt
+from halter.guard.approvals import PendingDecision
+from halter.operations.decisions import ApprovalTerms, arguments, list_rule_offers, render_prompt
 from halter.operations.money import amount_of
 from halter.state.channel import ChannelState, ShownMessage
 
@@ -116,7 +117,7 @@ def make_button_token(text: str, digest: str, random: bytes) -> str:
 
 
 def compose(
-    decision: WaitingDecision, now: int, fits: Callable[[str], bool], random: bytes, dashboard: str = ""
+    decision: PendingDecision, now: int, fits: Callable[[str], bool], random: bytes, dashboard: str = ""
 ) -> ChatMessage:
     """Compose the message of a decision; one that does not fit is cut and cannot be approved in the chat."""
     prompt, remaining = (
@@ -176,7 +177,7 @@ def compose_question(question: AskedQuestion, fits: Callable[[str], bool], rando
     return ChatMessage(text, (), span, button=make_button_token(text, question.digest, random))
 
 
-def _describe_wish(decision: WaitingDecision, heading: str) -> str:
+def _describe_wish(decision: PendingDecision, heading: str) -> str:
     """Return the heading without text that is quoted below anyway and could pass for Halter's own."""
     return f"{heading.partition(': ')[0]}." if decision.about in ("proposal", "schedule") else heading
 
@@ -199,13 +200,13 @@ def _cut(
     return _join(heading, lines, reason, f"{quoted_text[:length]}…")
 
 
-def _describe_risk(decision: WaitingDecision) -> str:
+def _describe_risk(decision: PendingDecision) -> str:
     parts = [decision.name, decision.level, f"risk {decision.risk}" if decision.risk else ""]
     reasons = f": {'; '.join(decision.reasons)}" if decision.reasons else ""
-    return ", ".join(filter(None, parts)) + reasons if decision.about == "approval" else ""
+    return f"{', '.join(filter(None, parts))}{reasons}\nAsked because: {decision.cause}." if decision.cause else ""
 
 
-def _make_buttons(decision: WaitingDecision, token: str, *, always: bool) -> tuple[ChatButton, ...]:
+def _make_buttons(decision: PendingDecision, token: str, *, always: bool) -> tuple[ChatButton, ...]:
     no = ChatButton("Deny", f"no:{token}")
     match decision.about:
         case "cap_raise":
@@ -217,7 +218,7 @@ def _make_buttons(decision: WaitingDecision, token: str, *, always: bool) -> tup
             return (ChatButton("Approve", f"yes:{token}"), no, *always_buttons)
 
 
-def _double_cap(decision: WaitingDecision) -> int:
+def _double_cap(decision: PendingDecision) -> int:
     return 2 * int(decision.digest.rpartition("=")[2])
 
 
@@ -227,7 +228,7 @@ def find_code(text: str) -> str:
     return match[1] if match else ""
 
 
-def read_reply(reply: ChatReply, state: ChannelState, open_decisions: Mapping[str, WaitingDecision]) -> Intent:
+def read_reply(reply: ChatReply, state: ChannelState, open_decisions: Mapping[str, PendingDecision]) -> Intent:
     """Parse an approver's reply into an intent."""
     if reply.forwarded:
         return Explain("Forwarded messages are ignored. Write your answer yourself.")
@@ -239,7 +240,7 @@ def read_reply(reply: ChatReply, state: ChannelState, open_decisions: Mapping[st
     return _read_command(reply, state)
 
 
-def _read_press(reply: ChatReply, state: ChannelState, open_decisions: Mapping[str, WaitingDecision]) -> Intent:
+def _read_press(reply: ChatReply, state: ChannelState, open_decisions: Mapping[str, PendingDecision]) -> Intent:
     match = BUTTON_PATTERN.fullmatch(reply.press)
     message = state.find_button(match[2]) if match else None
     if match is None or message is None or message.place != reply.chat:

@@ -35,10 +35,11 @@ from halter.core.clock import SECOND
 from halter.core.errors import NotDone
 from halter.core.ports import BLOB_THRESHOLD
 from halter.core.tools import File
+from halter.guard.approvals import PendingDecision
 from halter.operations import control, decisions
 from halter.operations.actor import Actor
 from halter.operations.channels import PairingCode, list_approvers, offer_pairing, remove_approver
-from halter.operations.decisions import ApprovalTerms, DecisionResult, GroupResult, WaitingDecision, to_json_object
+from halter.operations.decisions import ApprovalTerms, DecisionResult, GroupResult, to_json_object
 from halter.operations.money import amount_of
 from halter.operations.queries import read_needs
 from halter.present.tables import build_decision_sheet, build_inbox_sheet, build_offers_sheet, build_rules_sheet
@@ -164,7 +165,7 @@ async def ask_decisions(actor: Actor, keyboard: Keyboard, terms: ApprovalTerms, 
 
 
 async def _ask_together(
-    actor: Actor, keyboard: Keyboard, calls: Sequence[WaitingDecision], terms: ApprovalTerms
+    actor: Actor, keyboard: Keyboard, calls: Sequence[PendingDecision], terms: ApprovalTerms
 ) -> Literal["answered", "one by one", "quit"]:
     """Show all pending calls of a session, and ask once."""
     for decision in calls:
@@ -187,7 +188,7 @@ async def _ask_together(
     return "answered"
 
 
-async def _ask_each(actor: Actor, keyboard: Keyboard, calls: Sequence[WaitingDecision], terms: ApprovalTerms) -> bool:
+async def _ask_each(actor: Actor, keyboard: Keyboard, calls: Sequence[PendingDecision], terms: ApprovalTerms) -> bool:
     """Ask about each decision in turn; return False if the person quits."""
     for decision in calls:
         show_sheet(build_decision_sheet(decision, actor.app.clock.now()))

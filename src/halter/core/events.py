@@ -343,7 +343,8 @@ class DecisionAsked(Event, frozen=True, kw_only=True):
     """A decision is pending; the body is the text shown to people.
 
     `digest` binds the answer to the tool, the arguments, the session and the policy. A rule
-    that approves exactly this call must match `same` and `keys`. `agent` is set only if no session asks.
+    that approves exactly this call must match `same` and `keys`. `agent` is set only if no session asks. `mode` is set
+    if the level of the call asks in it, `always` if the tool's rule asks about every call.
     """
 
     KIND: ClassVar[str] = "decision_asked"
@@ -362,6 +363,8 @@ class DecisionAsked(Event, frozen=True, kw_only=True):
     agent: str = ""
     flaws: tuple[Flaw, ...] = ()
     approvers: int = 1
+    mode: str = ""
+    always: bool = False
 
 
 class ApprovalGiven(Event, frozen=True, kw_only=True):

@@ -58,6 +58,7 @@ from halter.dashboard.widgets import (
     set_spark,
     split_arguments,
 )
+from halter.guard.approvals import PendingDecision
 from halter.operations import artifacts, control, decisions, money, queries
 from halter.operations.artifacts import Artifact
 from halter.operations.decisions import (
@@ -65,7 +66,6 @@ from halter.operations.decisions import (
     ApprovalTerms,
     DecisionPrompt,
     ShownDecision,
-    WaitingDecision,
     list_rule_offers,
     render_prompt,
     waiting,
@@ -81,7 +81,7 @@ CALLS = ("approval", "unknown_call", "cap_raise")
 """Decisions whose name is a tool's or a model's."""
 
 
-def build_decision_card(page: OpenPage, decision: WaitingDecision) -> Callable[[WaitingDecision], None]:
+def build_decision_card(page: OpenPage, decision: PendingDecision) -> Callable[[PendingDecision], None]:
     """Show a decision and the buttons that answer it. Only its age is updated later."""
     prompt = render_prompt(decision)
     danger = decision.risk in DANGEROUS_LEVELS
@@ -101,6 +101,8 @@ def build_decision_card(page: OpenPage, decision: WaitingDecision) -> Callable[[
                     age = add_text(_age(page, decision), "h-dim")
         if prompt.why:
             add_text(f"“{prompt.why}”", "h-text h-words")
+        if decision.cause:
+            add_text(f"Asked because: {decision.cause}.", "h-text h-small")
         # The provenance check explains its reasons below the arguments.
         if decision.reasons and not split_arguments(prompt.details)[1]:
             add_text(f"Risk factors: {'; '.join(decision.reasons)}.", "h-text h-dim h-small")
@@ -113,11 +115,11 @@ def build_decision_card(page: OpenPage, decision: WaitingDecision) -> Callable[[
     return lambda newer: _update_age(page, age, newer)
 
 
-def _update_age(page: OpenPage, age: TextLabel, decision: WaitingDecision) -> None:
+def _update_age(page: OpenPage, age: TextLabel, decision: PendingDecision) -> None:
     age.show_text(_age(page, decision))
 
 
-def _age(page: OpenPage, decision: WaitingDecision) -> str:
+def _age(page: OpenPage, decision: PendingDecision) -> str:
     remaining = decision.expires_at - page.now
     ends = (
         f" · {format_span(remaining).partition(' d')[0]}{' d' if remaining >= DAY else ''} left"
@@ -141,7 +143,7 @@ ANSWERS: Mapping[str, tuple[str, str]] = {
 """The labels of yes and no, where they are not Approve and Deny."""
 
 
-def _answers(page: OpenPage, decision: WaitingDecision, prompt: DecisionPrompt) -> None:
+def _answers(page: OpenPage, decision: PendingDecision, prompt: DecisionPrompt) -> None:
     yes, no = ANSWERS.get(decision.about, ("Approve", "Deny"))
     with add_box("div", "h-buttons"):
         if decision.about == "cap_raise":
@@ -156,15 +158,15 @@ def _answers(page: OpenPage, decision: WaitingDecision, prompt: DecisionPrompt) 
             add_button("Always…", lambda: _ask_always(page, decision), "plain", f"Always allow {decision.name}")
 
 
-async def _approve(page: OpenPage, decision: WaitingDecision) -> None:
+async def _approve(page: OpenPage, decision: PendingDecision) -> None:
     await page.perform(_send_approval(page, decision, ApprovalTerms()))
 
 
-async def _send_approval(page: OpenPage, decision: WaitingDecision, terms: ApprovalTerms) -> str:
+async def _send_approval(page: OpenPage, decision: PendingDecision, terms: ApprovalTerms) -> str:
     return (await decisions.approve(page.actor, decision.decision, terms)).sentence
 
 
-def build_group_card(page: OpenPage, calls: Sequence[WaitingDecision]) -> Callable[[Sequence[WaitingDecision]], None]:
+def build_group_card(page: OpenPage, calls: Sequence[PendingDecision]) -> Callable[[Sequence[PendingDecision]], None]:
     """Show that several calls of a session wait for approval, with a button that approves exactly the calls shown."""
     message = f"{len(calls)} calls wait for approval"
     with add_box("article", "h-card", message):
@@ -176,7 +178,7 @@ def build_group_card(page: OpenPage, calls: Sequence[WaitingDecision]) -> Callab
     return lambda _: None
 
 
-def _ask_together(page: OpenPage, calls: Sequence[WaitingDecision], yes: str) -> None:
+def _ask_together(page: OpenPage, calls: Sequence[PendingDecision], yes: str) -> None:
     shown_decisions = [ShownDecision(decision.decision, decision.digest) for decision in calls]
 
     async def do(values: FormValues) -> str:
@@ -191,14 +193,14 @@ def _ask_together(page: OpenPage, calls: Sequence[WaitingDecision], yes: str) ->
     open_dialog(page, f"{yes} calls, once each?", message, (REASON,), yes, do)
 
 
-def _ask_denial(page: OpenPage, decision: WaitingDecision, prompt: DecisionPrompt, no: str) -> None:
+def _ask_denial(page: OpenPage, decision: PendingDecision, prompt: DecisionPrompt, no: str) -> None:
     async def do(values: FormValues) -> str:
         return (await decisions.deny(page.actor, decision.decision, values["reason"])).sentence
 
     open_dialog(page, f"{no}: {decision.name}?", f"{prompt.no}.", (REASON,), no, do, "stop")
 
 
-def _ask_edit(page: OpenPage, decision: WaitingDecision, prompt: DecisionPrompt) -> None:
+def _ask_edit(page: OpenPage, decision: PendingDecision, prompt: DecisionPrompt) -> None:
     async def do(values: FormValues) -> str:
         edited_arguments = decisions.arguments(values["arguments"].encode("utf-8", "replace"), "")
         return await _send_approval(page, decision, ApprovalTerms(edit=edited_arguments, reason=values["reason"]))
@@ -214,7 +216,7 @@ OWN_WORDS = "as written below"
 MAX_CHOICES = 3
 
 
-def list_rule_choices(decision: WaitingDecision) -> dict[str, str]:
+def list_rule_choices(decision: PendingDecision) -> dict[str, str]:
     """List up to three rules that the arguments suggest, the narrowest first.
 
     A call of high risk gets only the rule for exactly the same arguments.
@@ -244,7 +246,7 @@ def _list_loosened_rules(text: str) -> Iterable[tuple[str, str]]:
             )
 
 
-def _ask_always(page: OpenPage, decision: WaitingDecision) -> None:
+def _ask_always(page: OpenPage, decision: PendingDecision) -> None:
     choices = list_rule_choices(decision)
 
     async def do(values: FormValues) -> str:
@@ -271,7 +273,7 @@ def _ask_always(page: OpenPage, decision: WaitingDecision) -> None:
     open_dialog(page, f"Always allow {decision.name}?", message, fields, "Approve and create rule", do)
 
 
-def _ask_raise(page: OpenPage, decision: WaitingDecision) -> None:
+def _ask_raise(page: OpenPage, decision: PendingDecision) -> None:
     async def do(values: FormValues) -> str:
         cap = money.amount_of(values["cap"].strip())
         return await _send_approval(page, decision, ApprovalTerms(cap=(cap,), reason=values["reason"]))
@@ -464,14 +466,14 @@ def _ask_answer(page: OpenPage, need: Need) -> None:
     open_dialog(page, f"Answer {need.agent}?", need.sentence, (text,), "Answer", do)
 
 
-def _build_card(page: OpenPage, item: WaitingDecision | Need) -> Callable[[Any], None]:
+def _build_card(page: OpenPage, item: PendingDecision | Need) -> Callable[[Any], None]:
     return build_need_card(page, item) if isinstance(item, Need) else build_decision_card(page, item)
 
 
 async def build_decision_page(page: OpenPage, name: str) -> RefreshPage:
     """Show one decision alone, as linked from a notice; a settled one shows its outcome."""
     decision = await decisions.get_open_decision(page.actor, name)
-    cards = KeyedList[WaitingDecision](add_box("div", "h-cards"), lambda newer: build_decision_card(page, newer))
+    cards = KeyedList[PendingDecision](add_box("div", "h-cards"), lambda newer: build_decision_card(page, newer))
     with add_box("div", role="status"):
         outcome = add_text("")
 
@@ -489,7 +491,7 @@ async def build_decision_page(page: OpenPage, name: str) -> RefreshPage:
 async def build_home_page(page: OpenPage) -> RefreshPage:
     pulse = add_box("p", "h-pulse", "Now", role="status").style("margin: 0")
     with add_section("Needs you"):
-        cards = KeyedList[WaitingDecision | Need](add_box("div", "h-cards"), lambda one: _build_card(page, one))
+        cards = KeyedList[PendingDecision | Need](add_box("div", "h-cards"), lambda one: _build_card(page, one))
         with add_box("div", "h-clear") as all_clear:
             add_icon("check")
             add_text("Nothing needs you.")
@@ -525,8 +527,8 @@ async def build_home_page(page: OpenPage) -> RefreshPage:
 
 
 def arrange_cards(
-    open_decisions: Mapping[str, WaitingDecision], needs: Sequence[Need]
-) -> dict[str, WaitingDecision | Need]:
+    open_decisions: Mapping[str, PendingDecision], needs: Sequence[Need]
+) -> dict[str, PendingDecision | Need]:
     """Arrange what needs a person: unhealthy agents, decisions, then everything else."""
     other_needs = {need.sentence: need for need in needs if not need.decision}
     health_needs = {key: need for key, need in other_needs.items() if need.is_about_health}

@@ -83,8 +83,9 @@ from halter.dashboard.widgets import (
     set_meter,
     set_spark,
 )
+from halter.guard.approvals import PendingDecision
 from halter.operations import control, queries
-from halter.operations.decisions import WaitingDecision, group_calls, waiting
+from halter.operations.decisions import group_calls, waiting
 from halter.operations.queries import FactView, HotStateShown, WorkDone
 from halter.present.events import describe_event, format_hour, format_relative_moment
 from halter.present.receipt import build_receipt_sheet
@@ -455,10 +456,10 @@ async def build_session_page(page: OpenPage, name: str) -> RefreshPage:
     row = await page.actor.session(name)
     with add_section("Session", card=True, heading=False):
         head = SessionHead(page, row, await queries.session_title(page.actor, row))
-    group_cards = KeyedList[Sequence[WaitingDecision]](
+    group_cards = KeyedList[Sequence[PendingDecision]](
         add_box("div", "h-cards"), lambda calls: build_group_card(page, calls)
     )
-    decision_cards = KeyedList[WaitingDecision](
+    decision_cards = KeyedList[PendingDecision](
         add_box("div", "h-cards"), lambda decision: build_decision_card(page, decision)
     )
     with add_section("Turns, calls and refusals", card=True):

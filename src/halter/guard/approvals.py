@@ -43,6 +43,7 @@ from halter.core.tools import ToolSpec, Valid
 from halter.core.vocabulary import DecisionKind, RowKey, RuleScope, Verdict
 from halter.guard.judge import are_two_people, digest_edit
 from halter.guard.ledger import change_cap
+from halter.guard.provenance_check import describe_flaw
 from halter.state.lifecycle import draft_releases
 
 STAR: Final = "*"
@@ -382,7 +383,22 @@ class ServerChange(msgspec.Struct, frozen=True):
     pins: tuple[Pin, ...]
 
 
+MAX_CAUSES: Final = 2
+"""The number of reasons for a risk or a provenance that a short clause names."""
+
+
+class QuestionFacts(msgspec.Struct, frozen=True):
+    """The facts of a question that its row does not have. Questions of earlier versions have neither mode nor rule."""
+
+    reasons: tuple[str, ...] = ()
+    flaws: tuple[Flaw, ...] = ()
+    mode: str = ""
+    always: bool = False
+
+
 class PendingDecision(msgspec.Struct, frozen=True):
+    """An open decision with the facts of its question."""
+
     decision: str
     about: str
     session: str
@@ -403,6 +419,34 @@ class PendingDecision(msgspec.Struct, frozen=True):
     approvers: int = 1
     first_by: str = ""
     legs: bytes | None = None
+    facts: bytes | None = None
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The reasons for the risk rating."""
+        return self.read_facts().reasons
+
+    def read_facts(self) -> "QuestionFacts":
+        return msgspec.json.decode(self.facts, type=QuestionFacts) if self.facts else QuestionFacts()
+
+    @property
+    def cause(self) -> str:
+        """What made the guard ask about a call: its risk, its rule, its level in the mode, or its provenance."""
+        if self.about != "approval":
+            return ""
+        facts = self.read_facts()
+        flaw_texts = [describe_flaw(flaw) for flaw in facts.flaws]
+        # In the mode `observe`, flaws are recorded and no reasons to ask.
+        enforced_texts = [text for text in flaw_texts if text in facts.reasons]
+        risk_texts = [reason for reason in facts.reasons if reason not in flaw_texts]
+        clauses = [
+            f"CRITICAL risk: {'; '.join(risk_texts[:MAX_CAUSES])}" if self.risk == "CRITICAL" else "",
+            "its rule says ask" if facts.always else "",
+            "its rule needs two people" if self.approvers > 1 else "",
+            f"{self.level} in mode {facts.mode}" if facts.mode else "",
+            f"provenance: {'; '.join(enforced_texts[:MAX_CAUSES])}" if enforced_texts else "",
+        ]
+        return ", ".join(filter(None, clauses)) or ("provenance" if flaw_texts else f"level {self.level}")
 
     @property
     def stream(self) -> StreamId:

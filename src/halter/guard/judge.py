@@ -122,7 +122,7 @@ class RequiredApproval(msgspec.Struct, frozen=True, gc=False):
     """The approval that a call needs: the digest to which it is bound, or the rule that already approves the call.
 
     `edited_digest` is of a person's edited arguments. `arguments_digest` and `argument_keys` are of the
-    call's own.
+    call's own. `mode` and `always` say why it is needed, as in `DecisionAsked`.
     """
 
     decision: str
@@ -135,6 +135,8 @@ class RequiredApproval(msgspec.Struct, frozen=True, gc=False):
     arguments_digest: str = ""
     argument_keys: tuple[str, ...] = ()
     approvers: int = 1
+    mode: str = ""
+    always: bool = False
 
 
 class Reserve(msgspec.Struct, frozen=True, gc=False):
@@ -523,6 +525,8 @@ def _make_question(request: CallRequest, approval: RequiredApproval, now: int) -
         keys=approval.argument_keys,
         flaws=request.flaws,
         approvers=approval.approvers,
+        mode=approval.mode,
+        always=approval.always,
     )
 
 
@@ -621,8 +625,11 @@ def find_tool_policy(policy: ResolvedPolicy, spec: ToolSpec) -> ToolPolicy:
 
 def needs_approval(rule: ToolPolicy, mode: Mode, risk: RiskLevel | None) -> bool:
     """Return whether a call needs an approval. A call of CRITICAL risk always does, whatever the policy says."""
-    if risk == "CRITICAL" or rule.approval == "always" or rule.approvers > 1:
-        return True
+    return risk == "CRITICAL" or rule.approval == "always" or rule.approvers > 1 or level_asks(rule, mode)
+
+
+def level_asks(rule: ToolPolicy, mode: Mode) -> bool:
+    """Return whether the level of a tool makes the guard ask in a mode. A rule outranks it."""
     return rule.approval is None and mode in LEVEL_TABLE[rule.level].asks
 
 

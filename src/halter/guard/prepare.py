@@ -44,6 +44,7 @@ from halter.guard.judge import (
     audit_of_policy,
     find_attempt_rate,
     find_tool_policy,
+    level_asks,
     list_halt_rows,
     needs_approval,
     needs_risk_assessment,
@@ -393,8 +394,12 @@ def prepare_call(
         ignores_rules = level == "CRITICAL" or terms.rule.approvers > 1
         rule_id = "" if ignores_rules else _find_agreed_rule(rules, context, terms.spec, arguments, now, enforced_flaws)
         approval = _make_required_approval(context, call, model_arguments, arguments, risk, rule_id)
-        if terms.rule.approvers > 1:
-            approval = msgspec.structs.replace(approval, approvers=terms.rule.approvers)
+        approval = msgspec.structs.replace(
+            approval,
+            approvers=max(1, terms.rule.approvers),
+            mode=context.policy.mode if level_asks(terms.rule, context.policy.mode) else "",
+            always=terms.rule.approval == "always",
+        )
         if is_enforced and check is not None and not rule_id:
             untrusted_reason = "" if call.has_decision else _explain_refusal(check, flaws)
             is_only_reason = not (untrusted_reason or terms.needs_approval or level == "CRITICAL" or call.has_decision)

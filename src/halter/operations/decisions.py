@@ -20,7 +20,6 @@ from halter.core.errors import NotDone
 from halter.core.events import ApprovalGiven
 from halter.core.money import Account, format_exact_micros
 from halter.core.ports import BLOB_THRESHOLD, Query, Write
-from halter.core.provenance import Flaw
 from halter.core.rows import DecisionRow, RuleRow
 from halter.core.text import decode_body, shorten, to_one_line
 from halter.core.tools import ToolSpec, Valid
@@ -70,22 +69,6 @@ DecisionName = Annotated[
 ]
 
 
-class WaitingDecision(PendingDecision, frozen=True):
-    """An open decision with the facts of its question."""
-
-    facts: bytes | None = None
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """The reasons for the risk rating."""
-        return msgspec.json.decode(self.facts, type=_DecisionFacts).reasons if self.facts else ()
-
-
-class _DecisionFacts(msgspec.Struct, frozen=True):
-    reasons: tuple[str, ...] = ()
-    flaws: tuple[Flaw, ...] = ()
-
-
 class DecisionPrompt(msgspec.Struct, frozen=True):
     """A decision as a person sees it: the question, the model's reason, the call, and the effects of a yes and a no."""
 
@@ -96,13 +79,13 @@ class DecisionPrompt(msgspec.Struct, frozen=True):
     no: str
 
 
-async def waiting(actor: Actor) -> list[WaitingDecision]:
+async def waiting(actor: Actor) -> list[PendingDecision]:
     now = actor.app.clock.now()
-    rows = await actor.app.store.ask(Query("open_decisions", WaitingDecision, {"now": now}))
+    rows = await actor.app.store.ask(Query("open_decisions", PendingDecision, {"now": now}))
     return [decision for decision in rows if actor.principal.can_see(decision.agent)]
 
 
-async def get_open_decision(actor: Actor, decision: str) -> WaitingDecision:
+async def get_open_decision(actor: Actor, decision: str) -> PendingDecision:
     """Get an open decision. The error for a closed one says whether it was answered, withdrawn or has expired."""
     for row in await actor.app.store.ask(Query("decision", DecisionRow, {"decision": decision})):
         if actor.principal.can_see(row.agent) and row.verdict == "withdrawn":
@@ -119,7 +102,7 @@ async def get_open_decision(actor: Actor, decision: str) -> WaitingDecision:
     )
 
 
-def render_prompt(decision: WaitingDecision) -> DecisionPrompt:
+def render_prompt(decision: PendingDecision) -> DecisionPrompt:
     need = make_decision_need(decision)
     return DecisionPrompt(need.sentence, need.why, need.shown, *_describe_answers(decision.about))
 
@@ -170,14 +153,14 @@ class OpenInbox(NamedTuple):
     `option` is appended to suggested commands: the `--store` option that the person typed.
     """
 
-    decisions: Sequence[WaitingDecision]
+    decisions: Sequence[PendingDecision]
     needs: Sequence[Need]
     news: Sequence[AgentNews]
     check: bool = False
     option: str = ""
 
 
-def rule_for(decision: WaitingDecision, rule: str, match: str, scope: str, duration: int) -> RuleWording:
+def rule_for(decision: PendingDecision, rule: str, match: str, scope: str, duration: int) -> RuleWording:
     """Parse a rule; reject one that does not match the call of the decision."""
     if decision.risk == "CRITICAL":
         fail_conflict("Calls of CRITICAL risk always need approval. Approve it without --always.")
@@ -194,7 +177,7 @@ def _scope(scope: str) -> RuleScope:
     return scope
 
 
-def _matcher(decision: WaitingDecision, match: str, keys: tuple[str, ...]) -> RuleMatcher:
+def _matcher(decision: PendingDecision, match: str, keys: tuple[str, ...]) -> RuleMatcher:
     lines = [line.strip() for line in match.splitlines() if line.strip()]
     if lines == [SAME]:
         return SameArguments(decision.same)
@@ -225,7 +208,7 @@ def _parse_typed(text: str) -> str:
     return shorten(to_one_line(text), 200)
 
 
-def _condition(decision: WaitingDecision, line: str, keys: tuple[str, ...]) -> Condition:
+def _condition(decision: PendingDecision, line: str, keys: tuple[str, ...]) -> Condition:
     kind, _, argument = line.partition(":")
     key, equals, value = argument.partition("=")
     is_complete = not equals if kind == "any" else bool(equals and value.strip())
@@ -256,7 +239,7 @@ def _split_words(value: str) -> tuple[str, ...]:
     return argv
 
 
-def _require_match(decision: WaitingDecision, matcher: RuleMatcher, keys: tuple[str, ...], match: str) -> None:
+def _require_match(decision: PendingDecision, matcher: RuleMatcher, keys: tuple[str, ...], match: str) -> None:
     """Require that a rule matches the call of the decision, as it was shown."""
     values = _parse_displayed_arguments(decision)
     rule = StandingRule(
@@ -267,14 +250,14 @@ def _require_match(decision: WaitingDecision, matcher: RuleMatcher, keys: tuple[
         fail_invalid(f"{_parse_typed(match)!r} does not match the call itself. See the call in `halter inbox`.")
 
 
-def _parse_displayed_arguments(decision: WaitingDecision) -> dict[str, Any]:
+def _parse_displayed_arguments(decision: PendingDecision) -> dict[str, Any]:
     try:
         return json.JSONDecoder().raw_decode(decision.display_text.removeprefix(f"{decision.name} "))[0]
     except (ValueError, RecursionError):
         fail_conflict("The arguments were erased, so a rule cannot be tested. Use `--match same`.")
 
 
-def list_rule_offers(decision: WaitingDecision) -> Sequence[RuleOffer]:
+def list_rule_offers(decision: PendingDecision) -> Sequence[RuleOffer]:
     """List the rules that a person may choose for a call, the narrowest first."""
     if decision.about != "approval" or decision.risk == "CRITICAL" or decision.approvers > 1:
         return ()
@@ -289,9 +272,9 @@ def list_rule_offers(decision: WaitingDecision) -> Sequence[RuleOffer]:
     return offers
 
 
-def _list_content_offers(decision: WaitingDecision, keys: Sequence[str]) -> Iterator[str]:
+def _list_content_offers(decision: PendingDecision, keys: Sequence[str]) -> Iterator[str]:
     """Offer, for a decision of the provenance check, any content with all other arguments exactly as shown."""
-    flaws = msgspec.json.decode(decision.facts, type=_DecisionFacts).flaws if decision.facts else ()
+    flaws = decision.read_facts().flaws
     contents = {flaw.argument for flaw in flaws if flaw.reason == "content"}
     content_keys = [key for key in keys if key in contents and "=" not in key and key.isprintable()]
     if content_keys and len(content_keys) < len(keys):
@@ -319,10 +302,10 @@ async def open_decisions(actor: Actor) -> Sequence[dict[str, Any]]:
     return [to_json_object(decision) for decision in await waiting(actor)]
 
 
-def to_json_object(decision: WaitingDecision) -> dict[str, object]:
+def to_json_object(decision: PendingDecision) -> dict[str, object]:
     """Convert a decision to a JSON object, with the rules that an approval of it can make."""
     names = ("decision", "about", "session", "agent", "subject", "name", "level", "risk", "asked_at", "expires_at")
-    facts = {name: getattr(decision, name) for name in (*names, "digest", "reasons")}
+    facts = {name: getattr(decision, name) for name in (*names, "digest", "reasons", "cause")}
     facts |= {"shown": decision.display_text, "approvers": decision.approvers, "first_by": decision.first_by}
     need = make_decision_need(decision)
     texts = {"kind": need.kind, "sentence": need.sentence, "why": need.why, "commands": need.commands}
@@ -437,14 +420,14 @@ async def approve(actor: Actor, decision: str, terms: ApprovalTerms) -> Decision
     return result
 
 
-async def _add_continuation(actor: Actor, decision: WaitingDecision, result: DecisionResult) -> DecisionResult:
+async def _add_continuation(actor: Actor, decision: PendingDecision, result: DecisionResult) -> DecisionResult:
     continuation = await describe_continuation(actor.app.store, decision.session, actor.app.clock.now())
     return msgspec.structs.replace(
         result, sentence=f"{result.sentence} {continuation}".strip(), continuation=continuation
     )
 
 
-def _reject_single_approver(actor: Actor, decision: WaitingDecision, terms: ApprovalTerms) -> None:
+def _reject_single_approver(actor: Actor, decision: PendingDecision, terms: ApprovalTerms) -> None:
     """Reject a second approval by the same person, and changed terms, where a decision needs two approvers."""
     if decision.approvers <= 1:
         return
@@ -460,7 +443,7 @@ def _reject_single_approver(actor: Actor, decision: WaitingDecision, terms: Appr
         fail_conflict(f"{decision.first_by} has already approved {decision.decision}; it needs another person.{hint}")
 
 
-def _report_first_approval(decision: WaitingDecision, actor: Actor) -> DecisionResult:
+def _report_first_approval(decision: PendingDecision, actor: Actor) -> DecisionResult:
     return DecisionResult(
         decision.decision, f"{actor.principal.name} approved {_call(decision)}. It needs another approver."
     )
@@ -509,9 +492,9 @@ async def approve_together(
     return GroupResult(session, names, f"Approved together: {', '.join(map(_call, calls))}. {note}".strip())
 
 
-def group_calls(decisions: Sequence[WaitingDecision]) -> list[list[WaitingDecision]]:
+def group_calls(decisions: Sequence[PendingDecision]) -> list[list[PendingDecision]]:
     """Group open decisions as they are answered: the calls of one session together, every other decision alone."""
-    groups: dict[str, list[WaitingDecision]] = {}
+    groups: dict[str, list[PendingDecision]] = {}
     for decision in decisions:
         is_groupable = decision.about == "approval" and decision.session
         groups.setdefault(f"session {decision.session}" if is_groupable else decision.decision, []).append(decision)
@@ -584,7 +567,7 @@ def arguments(data: bytes, where: str) -> bytes:
     return data
 
 
-async def _approve_once(actor: Actor, decision: WaitingDecision, terms: ApprovalTerms) -> tuple[Write, DecisionResult]:
+async def _approve_once(actor: Actor, decision: PendingDecision, terms: ApprovalTerms) -> tuple[Write, DecisionResult]:
     by, key = actor.principal.name, actor.app.ids.make()
     if terms.cap is not None or decision.about == "cap_raise":
         return await _approve_with_cap(actor, decision, terms, key)
@@ -602,7 +585,7 @@ async def _approve_once(actor: Actor, decision: WaitingDecision, terms: Approval
 
 
 def _approve_always(
-    actor: Actor, decision: WaitingDecision, terms: ApprovalTerms, key: str
+    actor: Actor, decision: PendingDecision, terms: ApprovalTerms, key: str
 ) -> tuple[Write, DecisionResult]:
     rule = rule_for(decision, actor.app.ids.make(), terms.match, terms.scope, terms.lasts)
     if rule.scope == "fleet":
@@ -618,7 +601,7 @@ def _approve_always(
 
 
 async def _approve_with_cap(
-    actor: Actor, decision: WaitingDecision, terms: ApprovalTerms, key: str
+    actor: Actor, decision: PendingDecision, terms: ApprovalTerms, key: str
 ) -> tuple[Write, DecisionResult]:
     if decision.about != "cap_raise":
         fail_invalid(f"{decision.decision} does not ask for a cap. Approve it without --cap.")
@@ -642,7 +625,7 @@ def _reject_secrets(actor: Actor, new_arguments: bytes) -> None:
         fail_conflict("The arguments contain a secret in plain text. Use ${secret:NAME} instead.")
 
 
-def _describe_yes(decision: WaitingDecision) -> str:
+def _describe_yes(decision: PendingDecision) -> str:
     match decision.about:
         case "unknown_call":
             return f"Recorded: the call of {decision.name} was made ({decision.subject}). It is not repeated."
@@ -661,7 +644,7 @@ def _describe_yes(decision: WaitingDecision) -> str:
             return f"Approved: {_call(decision)}."
 
 
-def _describe_no(decision: WaitingDecision) -> str:
+def _describe_no(decision: PendingDecision) -> str:
     match decision.about:
         case "unknown_call":
             return f"Recorded: the call of {decision.name} was not made ({decision.subject}). It is retried."
@@ -679,11 +662,11 @@ def _describe_no(decision: WaitingDecision) -> str:
             return f"Denied: {_call(decision)}."
 
 
-def _call(decision: WaitingDecision) -> str:
+def _call(decision: PendingDecision) -> str:
     return f"{decision.name} of {decision.agent}, session {decision.session}"
 
 
-async def _commit(actor: Actor, decision: WaitingDecision, write: Write) -> bool:
+async def _commit(actor: Actor, decision: PendingDecision, write: Write) -> bool:
     """Commit an answer; return whether the decision needs another approver."""
     events = (await actor.app.store.commit(write)).events
     if not events:

@@ -114,7 +114,7 @@ def _list_sessions(rows: Sequence[SessionRow], caps: Sequence[Budget]) -> Iterat
         )
 
 
-def _list_inbox(needs: Sequence[Need], waiting: Sequence[decisions.WaitingDecision]) -> Iterator[QueuedNeed]:
+def _list_inbox(needs: Sequence[Need], waiting: Sequence[decisions.PendingDecision]) -> Iterator[QueuedNeed]:
     decision_by_id = {decision.decision: decision for decision in waiting}
     for need in needs:
         decision = decision_by_id.get(need.decision)

@@ -15,9 +15,10 @@ from halter.state.audit import AuditEntry, describe_starter
 
 if TYPE_CHECKING:
     from halter.config.policy import PolicyDifference
+    from halter.guard.approvals import PendingDecision
     from halter.operations.artifacts import Artifact
     from halter.operations.backtest import BacktestResult
-    from halter.operations.decisions import OpenInbox, RuleOffers, WaitingDecision
+    from halter.operations.decisions import OpenInbox, RuleOffers
     from halter.operations.money import Budgets, PriceReport, Spending
     from halter.operations.queries import AgentNews
     from halter.runtime.backtest import BacktestLine
@@ -195,12 +196,12 @@ def build_need_facts(need: "Need", option: str = "") -> list[tuple[str, str]]:
     return [*facts, *(("type", f"{command}{option}") for command in need.commands)]
 
 
-def build_decision_sheet(decision: "WaitingDecision", now: int) -> Sheet:
+def build_decision_sheet(decision: "PendingDecision", now: int) -> Sheet:
     """Build the sheet of a decision for a person who is being asked about it."""
     return [Facts("", [fact for fact in _decision(decision, now) if fact[0] not in ("yes", "no")])]
 
 
-def _decision(decision: "WaitingDecision", now: int, option: str = "") -> list[tuple[str, str]]:
+def _decision(decision: "PendingDecision", now: int, option: str = "") -> list[tuple[str, str]]:
     from halter.operations.decisions import render_prompt
 
     prompt, options = render_prompt(decision), f" --cap AMOUNT{option}" if decision.about == "cap_raise" else option
@@ -213,6 +214,7 @@ def _decision(decision: "WaitingDecision", now: int, option: str = "") -> list[t
         ("decision", decision.decision),
         ("what", prompt.what),
         ("why", prompt.why),
+        ("because", escape_hidden(decision.cause)),
         ("risk", ": ".join(part for part in (risk, "; ".join(decision.reasons)) if part)),
         ("shown", prompt.details),
         ("agent", f"{decision.agent}, session {decision.session}" if decision.session else decision.agent),

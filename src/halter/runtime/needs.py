@@ -75,7 +75,8 @@ _PLAIN: Final = re.compile(r"[\w.@%+:,/~-]+")
 class Need(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that waits for a person: a sentence, the reason, and the commands that resolve it.
 
-    `why` is the model's own reason, or the cause. `shown` are the arguments. `decision` is the id of a pending
+    `why` is the model's own reason, or what happened. `cause` says which level, mode, risk, rule or provenance made the
+    guard ask. `shown` are the arguments. `decision` is the id of a pending
     decision, whose `digest` binds an answer to what is shown, and which expires at `expires_at`. `scope` is halted or
     near its cap; `item` is the quarantined document.
     """
@@ -92,6 +93,7 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     item: str = ""
     digest: str = ""
     expires_at: int | None = None
+    cause: str = ""
 
     @property
     def is_about_health(self) -> bool:
@@ -268,6 +270,7 @@ def make_decision_need(decision: PendingDecision) -> Need:
         agent=decision.agent,
         sentence=escape_hidden(describe_decision(decision)),
         why=escape_hidden(read_reason(decision)),
+        cause=escape_hidden(decision.cause),
         shown=escape_hidden(detail),
         commands=(f"halter approve {decision.decision}{option}", f"halter deny {decision.decision}"),
         decision=decision.decision,

@@ -108,7 +108,7 @@ def key_of(queued_need: QueuedNeed) -> str:
 def describe_need(queued_need: QueuedNeed) -> str:
     """Describe a whole need: sentence, reason, unchanged arguments, and the effects of yes and no."""
     need = queued_need.need
-    parts = [need.sentence, need.why and f"Why: {need.why}", need.shown]
+    parts = [need.sentence, need.why and f"Why: {need.why}", need.cause and f"Because: {need.cause}", need.shown]
     if queued_need.digest:
         parts += [f"y: {queued_need.yes}. n: {queued_need.no}."]
     else:
