@@ -1,7 +1,8 @@
-"""The animated pictures of the README: a run in a terminal, and the dashboard while an agent gets an approval.
+"""The pictures of the documentation: a run in a terminal, the dashboard during an approval, and when a person is asked.
 
 Run by `make pictures`: a browser test writes the pages to `docs/pictures`, then this script records `halter demo` in a
-terminal. The terminal becomes an SVG that CSS animates, the pages an animated PNG.
+terminal. The terminal becomes an SVG that CSS animates, the pages an animated PNG. `python -m scripts.pictures levels`
+draws only the levels, modes and risks, from the guard's own table.
 """
 
 import os
@@ -15,7 +16,12 @@ from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
+
+from halter.core.spec import MODES, Mode
+from halter.core.tools import Level
+from halter.core.vocabulary import RiskLevel
+from halter.guard.judge import LEVEL_TABLE
 
 FOLDER: Final = Path(__file__).parents[1] / "docs" / "pictures"
 COLUMNS: Final = 100
@@ -170,6 +176,102 @@ def _text(column: int, row: int, text: str, style: str) -> str:
     return f'<text x="{x:g}" y="{y:g}" textLength="{length:g}"{class_attribute}>{escape(text)}</text>'
 
 
+LEVEL_TEXTS: Final[Mapping[Level, str]] = {
+    "SAFE": "reads what anyone may see",
+    "MONITORED": "reads; its arguments are audited",
+    "CONTROLLED": "changes something (default)",
+    "RESTRICTED": "hard to undo, or seen by others",
+    "PRIVILEGED": "rights, money, production",
+}
+MODE_TEXTS: Final[Mapping[Mode, str]] = {"ASSIST": "little", "SEMI": "the usual (default)", "FULL": "almost all"}
+RISK_TEXTS: Final[Mapping[RiskLevel, str]] = {
+    "LOW": "it only reads",
+    "MEDIUM": "in its own folder",
+    "HIGH": "it reaches further",
+    "CRITICAL": "cannot be undone",
+}
+
+LIGHT: Final[Mapping[str, str]] = {
+    "ground": "#ffffff",
+    "text": "#1f2328",
+    "dim": "#59636e",
+    "runs": "#dafbe1",
+    "asks": "#fff1c2",
+    "always": "#ffdcd7",
+}
+DARK: Final[Mapping[str, str]] = {
+    "ground": "#0d1117",
+    "text": "#e6edf3",
+    "dim": "#9da7b1",
+    "runs": "#12361f",
+    "asks": "#4d3800",
+    "always": "#5c1a16",
+}
+"""The colours of the drawing, by role. Each of its texts is read on its own ground, in a light and a dark page."""
+
+
+def draw_levels() -> str:
+    """Draw the levels, the modes and the risks of calls, and where a person is asked, as an SVG."""
+    label = "Levels of tools, modes of agents and risks of calls, and when a person is asked"
+    schemes = (f"{{{''.join(f'--{role}:{colour};' for role, colour in scheme.items())}}}" for scheme in (LIGHT, DARK))
+    light, dark = schemes
+    style = (
+        f"svg{light}@media (prefers-color-scheme:dark){{svg{dark}}}"
+        "text{font:14px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fill:var(--text)}"
+        ".b{font-weight:bold}.d{fill:var(--dim);font-size:12px}.c{text-anchor:middle}"
+        + "".join(f".{role}{{fill:var(--{role})}}" for role in ("ground", "runs", "asks", "always"))
+    )
+    body = "".join((*_draw_grid(), *_draw_risks(), *_draw_legend()))
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" width="880" height="434" viewBox="0 0 880 434" '
+        f'role="img" aria-label="{label}"><style>{style}</style>'
+        f'<rect width="880" height="434" rx="8" class="ground"/>{body}</svg>\n'
+    )
+
+
+def _draw_grid() -> Iterator[str]:
+    """Draw a row for each level and a column for each mode; the cells say whether a call runs or a person is asked."""
+    yield _write(24, 36, "LEVEL", "b") + _write(78, 36, "of the tool: how dangerous it is", "d")
+    yield _write(278, 36, "MODE", "b") + _write(330, 36, "of the agent: how much it does alone", "d")
+    for column, mode in enumerate(MODES):
+        middle = 335 + 120 * column
+        yield _write(middle, 62, mode, "b c") + _write(middle, 78, MODE_TEXTS[mode], "d c")
+    for row, (level, defaults) in enumerate(LEVEL_TABLE.items()):
+        top = 90 + 50 * row
+        yield _write(24, top + 19, level, "b") + _write(24, top + 35, LEVEL_TEXTS[level], "d")
+        for column, mode in enumerate(MODES):
+            word = "asks" if mode in defaults.asks else "runs"
+            yield _draw_box(278 + 120 * column, top, 114, word, "asks you" if word == "asks" else "runs")
+
+
+def _draw_risks() -> Iterator[str]:
+    yield _write(668, 36, "RISK", "b") + _write(712, 36, "of one call: its arguments", "d")
+    for row, risk in enumerate(get_args(RiskLevel)):
+        top = 90 + 50 * row
+        word = "always" if risk == "CRITICAL" else ""
+        yield _write(668, top + 19, risk, "b") + _write(668, top + 35, RISK_TEXTS[risk], "d")
+        yield _draw_box(782, top, 78, word, "always" if word else "is shown")
+
+
+def _draw_legend() -> Iterator[str]:
+    lines = (
+        "A rule of the policy outranks the level: it asks always or never, or asks two people.",
+        "Risk is assessed where a tool is RESTRICTED or PRIVILEGED. A CRITICAL call always asks, whatever a rule says.",
+        "The provenance check asks about a value from untrusted content. The inbox names what made the guard ask.",
+    )
+    for row, line in enumerate(lines):
+        yield _write(24, 366 + 22 * row, line, "d")
+
+
+def _draw_box(x: int, y: int, width: int, role: str, text: str) -> str:
+    box = f'<rect x="{x}" y="{y}" width="{width}" height="42" rx="6" class="{role}"/>' if role else ""
+    return box + _write(x + width // 2, y + 26, text, "c" if role else "d c")
+
+
+def _write(x: int, y: int, text: str, style: str) -> str:
+    return f'<text x="{x}" y="{y}" class="{style}">{escape(text)}</text>'
+
+
 def animated(frames: Sequence[tuple[bytes, float]]) -> bytes:
     """Combine pictures of the same size and format into an animated PNG."""
     png_chunks, number = [], 0
@@ -204,7 +306,10 @@ def _chunk(name: bytes, body: bytes) -> bytes:
 
 
 def main() -> None:
-    """Write both pictures, and remove the pages that are only frames of one."""
+    """Write the pictures, and remove the pages that are only frames of one."""
+    (FOLDER / "levels.svg").write_text(draw_levels(), "utf-8")
+    if sys.argv[1:] == ["levels"]:
+        return
     pages = {name: FOLDER / f"{name}.png" for name in PAGES}
     if all(page.exists() for page in pages.values()):
         frames = [(pages[name].read_bytes(), seconds) for name, seconds in PAGES.items()]

@@ -25,7 +25,7 @@ SETS: Final = (
     ("What money was spent for", vocabulary.Purpose),
     ("Where something comes from", vocabulary.Origin),
     ("What wakes a session", vocabulary.WakeCause),
-    ("Guardrails", vocabulary.Guardrail),
+    ("Limits that stop or pause an agent", vocabulary.Guardrail),
 )
 
 VARIABLES: Final = {
