@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 
 from halter.core.clock import DAY
 from halter.core.errors import StoreUnavailable
-from halter.core.events import CallStarted, RequestSettled
+from halter.core.events import CallStarted, RequestSettled, SessionParked
 from halter.core.ids import WorkerId, session_stream
 from halter.core.ports import Draft, Write
 from halter.core.rows import AuditRow, WorkerInfo
@@ -20,6 +20,7 @@ from halter.guard.approvals import Question, ask_question
 from halter.operations import control, money, queries
 from halter.operations.decisions import waiting
 from halter.server.server import make_login_url
+from halter.state.lifecycle import park_session
 from tests.browser.conftest import Visit, Visitor
 from tests.browser.house import House
 
@@ -324,11 +325,11 @@ def test_findings_are_dismissed_together(house: House, visit: Visit) -> None:
     page = visit("approver").open("/findings")
     expect(page.get_by_text("Door 2 is open")).to_be_visible()
     result = page.get_by_role("article").filter(has_text="Door 1 is open")
-    press(result, "Keep")
+    press(result, "Accept")
     expect(result).to_have_count(0)
     page.get_by_label("Show").click()
     page.get_by_role("option", name="All", exact=True).click()
-    expect(result.get_by_text("kept by approver")).to_be_visible()
+    expect(result.get_by_text("accepted by approver")).to_be_visible()
     press(page, "Dismiss all shown…")
     dialog(page).get_by_label("Reason").fill("They are closed by now.")
     press(dialog(page), "Dismiss all")
@@ -352,14 +353,14 @@ def test_one_finding_is_dismissed_with_a_reason(house: House, visit: Visit) -> N
 def test_what_an_agent_proposes_is_kept_on_home_or_among_the_findings(house: House, visit: Visit) -> None:
     house.send("note it down")
     page = visit("approver").open("/")
-    press(page.get_by_role("article").filter(has_text="Gina is paid on Mondays."), "Keep")
+    press(page.get_by_role("article").filter(has_text="Gina is paid on Mondays."), "Accept")
     expect(page.get_by_text(re.compile("Saved. Future sessions of desk will see: memory"))).to_be_visible()
     house.wait_until(lambda: house.is_idle("desk-1"))
     house.send("note that down")
     page.goto(f"{house.url}/findings")
     proposed = page.get_by_role("article").filter(has_text="Bob is paid on Fridays.")
-    press(proposed, "Keep")
-    expect(proposed.get_by_text("kept by approver")).to_be_visible()
+    press(proposed, "Accept")
+    expect(proposed.get_by_text("accepted by approver")).to_be_visible()
     house.wait_until(lambda: house.is_idle("desk-1"))
 
 
@@ -558,6 +559,19 @@ def test_what_is_halted_is_resumed_from_its_card_on_home(house: House, visit: Vi
     press(dialog(page), "Resume")
     expect(card).to_have_count(0)
     assert not [row for row in house.run(control.halts_now(house.desk)) if row.scope == "agent:miser"]
+
+
+def test_a_paused_agent_is_switched_on_from_its_card_on_home(house: House, visit: Visit) -> None:
+    lease = house.claim("archive-9")
+    parked = SessionParked(state="PAUSED", inbox_seen=0)
+    house.run(house.app.store.commit(park_session(lease, "archive-9/paused", parked)))
+    page = visit("operator").open("/")
+    card = page.get_by_role("article", name="archive is paused in session archive-9")
+    card.get_by_role("button", name="Switch archive on", exact=True).click()
+    press(dialog(page), "Switch on")
+    expect(page.get_by_text("archive is on: it runs where")).to_be_visible()
+    agents = {line.agent: line.on for line in house.run(queries.fleet(house.desk))}
+    assert agents["archive"] is True
 
 
 def test_workers_come_change_and_go_while_somebody_watches(house: House, visit: Visit) -> None:

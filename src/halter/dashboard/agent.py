@@ -32,6 +32,7 @@ from halter.dashboard.page import (
     OpenPage,
     RefreshPage,
     ask_to_resume,
+    ask_to_switch_on,
     open_dialog,
 )
 from halter.dashboard.session import MAX_TITLE, describe_value, find_number_series, list_values
@@ -220,17 +221,16 @@ def _ask_message(page: OpenPage, line: AgentLine) -> None:
 
 def ask_to_switch(page: OpenPage, line: AgentLine) -> None:
     """Ask before switching an agent, and show what that stops."""
+    if not line.on:
+        ask_to_switch_on(page, line.agent)
+        return
 
     async def do(values: FormValues) -> str:
-        return (await control.switch(page.actor, line.agent, on=not line.on, reason=values["reason"])).sentence
+        return (await control.switch(page.actor, line.agent, on=False, reason=values["reason"])).sentence
 
-    if line.on:
-        stops = f" Stops {format_count(line.under_way, 'session')}." if line.under_way else ""
-        message = f"Off: triggers and wakes are ignored until you switch it on.{stops}"
-        open_dialog(page, f"Switch {line.agent} off?", message, (REASON,), "Switch off", do, "stop")
-    else:
-        message = "On: it runs unattended, and its triggers start sessions, in each process that has its folder."
-        open_dialog(page, f"Switch {line.agent} on?", message, (REASON,), "Switch on", do)
+    stops = f" Stops {format_count(line.under_way, 'session')}." if line.under_way else ""
+    message = f"Off: triggers and wakes are ignored until you switch it on.{stops}"
+    open_dialog(page, f"Switch {line.agent} off?", message, (REASON,), "Switch off", do, "stop")
 
 
 def ask_to_halt(page: OpenPage, agent: str) -> None:

@@ -35,6 +35,7 @@ from halter.dashboard.page import (
     RefreshPage,
     ask_cap,
     ask_to_resume,
+    ask_to_switch_on,
     open_dialog,
 )
 from halter.dashboard.widgets import (
@@ -136,7 +137,7 @@ def indent_arguments(text: str) -> str:
 
 
 ANSWERS: Mapping[str, tuple[str, str]] = {
-    "proposal": ("Keep", "Dismiss"),
+    "proposal": ("Accept", "Dismiss"),
     "unknown_call": ("It was done", "It was not done"),
     "cap_raise": ("Raise the cap", "End the session"),
 }
@@ -390,7 +391,8 @@ def find_last_evening(now: int) -> int:
     return int(evening.timestamp() * SECOND)
 
 
-RESUMED = ("halt", "paused", "stopped", "unhealthy")
+SWITCHED_ON = ("paused", "stopped", "unhealthy")
+"""Needs of agents that `halter on` starts again. `resume` lifts a halt."""
 
 
 def build_need_card(page: OpenPage, need: Need) -> Callable[[Need], None]:
@@ -427,9 +429,10 @@ def _find_answer(page: OpenPage, need: Need) -> tuple[str, Click, str, str] | No
             return "Retry", lambda: _retry(page, need), "yes", f"Retry {need.item}"
         case "budget":
             return "Raise the cap…", lambda: ask_cap(page, need.scope), "yes", f"Raise the cap of {need.scope}"
-        case kind if kind in RESUMED:
-            scope = need.scope or f"agent:{need.agent}"
-            return "Resume…", lambda: ask_to_resume(page, scope), "plain", f"Resume {scope}"
+        case "halt":
+            return "Resume…", lambda: ask_to_resume(page, need.scope), "plain", f"Resume {need.scope}"
+        case kind if kind in SWITCHED_ON:
+            return "Switch on…", lambda: ask_to_switch_on(page, need.agent), "plain", f"Switch {need.agent} on"
         case _:
             return None
 

@@ -542,6 +542,14 @@ def ask_to_resume(page: OpenPage, scope: str) -> None:
     open_dialog(page, f"Resume {scope}?", message, (duration_field, REASON), "Resume", do)
 
 
+def ask_to_switch_on(page: OpenPage, agent: str) -> None:
+    async def do(values: FormValues) -> str:
+        return (await control.switch(page.actor, agent, on=True, reason=values["reason"])).sentence
+
+    message = "On: it runs unattended, and its triggers start sessions, in each process that has its folder."
+    open_dialog(page, f"Switch {agent} on?", message, (REASON,), "Switch on", do)
+
+
 def ask_cap(
     page: OpenPage, scope: str, direction: Direction = "raise", window: str = "", current_cap: str = ""
 ) -> None:
