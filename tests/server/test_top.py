@@ -118,7 +118,7 @@ async def test_it_shows_sessions_money_and_questions_on_a_small_screen(source: O
         budgets = read_screen(app)
         await press(pilot, "4")
         workers = read_screen(app)
-    assert "for you" in sessions
+    assert "need you" in sessions
     assert re.search(r"mine-1 +running +\$0\.0007 +\.\.\.\.\. 1 %", sessions)
     assert "mine wants to look" in inbox
     assert "y: Exactly this call runs, once. n: It does not run." in inbox

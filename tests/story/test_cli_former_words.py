@@ -64,9 +64,9 @@ def type_in_copy(home: Path, line: str) -> Result:
 
 
 def mask_moments(text: str) -> str:
-    """Mask what differs between two runs: moments and durations, and the name of a command in its usage."""
+    """Mask what differs between two runs: moments, durations, and the columns that are as wide as these."""
     text = re.sub(r"\d{16}", "MOMENT", text)
-    text = re.sub(r" +", " ", text)
+    text = re.sub(r"[\u2500-\u257f ]+", " ", text)
     return re.sub(r"\d\d:\d\d(:\d\d)?|\b\d+(ms|s|m|h)(\d+m)?\b", "TIME", text)
 
 

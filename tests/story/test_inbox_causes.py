@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from halter.channels.messages import compose
 from halter.core.clock import MINUTE, SECOND
 from halter.core.text import to_one_line
 from halter.guard.approvals import PendingDecision, list_pending_decisions
@@ -67,6 +68,8 @@ async def test_each_face_says_which_of_them_made_the_guard_ask(
     assert (decision.cause, need.cause, to_json_object(decision)["cause"]) == (cause, cause, cause)
     sheet = build_inbox_sheet(await decisions.read_inbox(desk), world.clock.now())
     assert cause in to_one_line(str(sheet))
+    message = compose(decision, world.clock.now(), lambda _: True, b"twelve bytes")
+    assert f"\nAsked because: {cause}.\n" in message.text
 
 
 async def test_a_value_from_untrusted_content_is_named_as_the_cause(world: World) -> None:

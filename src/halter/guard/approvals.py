@@ -38,7 +38,7 @@ from halter.core.ports import Draft, Lease, Query, Rows, Store, Write
 from halter.core.project import rows_of_event, rows_of_hold
 from halter.core.provenance import Flaw
 from halter.core.rows import DecisionRow, HoldRow, PinRow, RuleRow, TriggerRow, decode_legs
-from halter.core.text import decode_body, encode_body
+from halter.core.text import decode_body, encode_body, shorten, to_one_line
 from halter.core.tools import ToolSpec, Valid
 from halter.core.vocabulary import DecisionKind, RowKey, RuleScope, Verdict
 from halter.guard.judge import are_two_people, digest_edit
@@ -385,6 +385,7 @@ class ServerChange(msgspec.Struct, frozen=True):
 
 MAX_CAUSES: Final = 2
 """The number of reasons for a risk or a provenance that a short clause names."""
+MAX_CAUSE_LENGTH: Final = 300
 
 
 class QuestionFacts(msgspec.Struct, frozen=True):
@@ -446,7 +447,8 @@ class PendingDecision(msgspec.Struct, frozen=True):
             f"{self.level} in mode {facts.mode}" if facts.mode else "",
             f"provenance: {'; '.join(enforced_texts[:MAX_CAUSES])}" if enforced_texts else "",
         ]
-        return ", ".join(filter(None, clauses)) or ("provenance" if flaw_texts else f"level {self.level}")
+        text = ", ".join(filter(None, clauses)) or ("provenance" if flaw_texts else f"level {self.level}")
+        return shorten(to_one_line(text), MAX_CAUSE_LENGTH)
 
     @property
     def stream(self) -> StreamId:
