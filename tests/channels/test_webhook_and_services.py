@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sys
 from typing import Any
 
 import pytest
@@ -139,16 +138,6 @@ async def test_an_address_that_apprise_does_not_know_is_not_tried_again(address:
     why = await undelivered(Channel(name="chat", type="apprise", service="${secret:CHAT}"), {"CHAT": address})
     assert "has a URL that Apprise does not know: check its secret" in str(why)
     assert not why.may_retry
-
-
-async def test_without_the_library_the_error_names_what_to_install(
-    listener: Listener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "apprise", None)
-    why = await undelivered(*service(listener.port))
-    assert "needs the extra `notify`: pip install 'halter-agents[notify]'" in str(why)
-    assert why.may_retry
-    assert listener.got == []
 
 
 async def test_what_is_shown_in_the_app_needs_no_sending() -> None:

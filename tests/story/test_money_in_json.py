@@ -44,8 +44,8 @@ MICROS = {1_234, 2_468, 3_702, 765_432, 2_345_678, 3_456_789, 1_234_567, 4_567_8
 GO_ON = {("hook", "serve"), ("chat",), ("up",), ("worker",), ("serve",), ("gateway",)}
 """Commands that print events, and what `run` prints, until somebody stops them."""
 
-SLOW = {("demo",), ("drill",)}
-"""A night of a minute, whose values are looked at below; and drills, whose violations are sentences."""
+SLOW = {("demo",), ("drill",), ("prices", "update")}
+"""A night of a minute, seen below; drills, whose violations are sentences; and what asks a server."""
 
 Halter = Callable[..., Result]
 
@@ -151,7 +151,7 @@ def words_for(session: str) -> dict[tuple[str, ...], tuple[str, ...]]:
         ("keys", "new"): ("--agent", "desk", "--max-cost-usd-per-day", "2.345678"), ("keys", "list"): (),
         ("keys", "revoke"): ("nothing",), ("proxy", "check"): ("nothing",), ("proxy", "env"): ("nothing",),
         ("hook", "install"): ("--for", "nothing"), ("hook", "uninstall"): ("--for", "nothing"),
-        ("hook", "status"): (),
+        ("hook", "status"): (), ("prices", "show"): (), ("prices", "accept"): ("nothing",),
     }  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from halter.core.spec import (
     NtfySpec,
     OidcSpec,
     Phase,
+    PricesSpec,
     QuietHours,
     ResolvedPolicy,
     ShellSpec,
@@ -129,6 +130,7 @@ MIND: list[tuple[str, str, Any, Any]] = [
     ("guardrails/max_repeated_tool_steps", "7", lambda m: m.max_repeated_tool_steps, 7),
 ]
 POLICY: list[tuple[str, str, Any, Any]] = [
+    ("policy/unknown_price", "refuse", lambda r: r.unknown_price, "refuse"),
     ("policy/levels/SAFE/approval", "always", lambda r: r.rule("any", "SAFE").approval, "always"),
     ("policy/levels/SAFE/rate", "5/hour", lambda r: r.rule("any", "SAFE").rate, 5),
     ("policy/levels/SAFE/simulate", "always", lambda r: r.rule("any", "SAFE").simulate, "always"),
@@ -322,6 +324,8 @@ ELSEWHERE = {
     "retention",
     "fallback_models",
     "agents",
+    "prices/update",
+    "prices/url",
 }
 """Keys with a test of their own above."""
 
@@ -342,6 +346,12 @@ def test_how_calls_pass_the_gateway_is_read() -> None:
         True,
         {"mail__send": 20_000},
     )
+
+
+def test_how_prices_are_updated_is_read() -> None:
+    assert fleet("").spec.prices == PricesSpec()
+    text = "prices: {update: daily, url: https://prices.example/table.json}\n"
+    assert fleet(text).spec.prices == PricesSpec("daily", "https://prices.example/table.json")
 
 
 def test_how_decisions_reach_a_phone_is_read() -> None:

@@ -21,6 +21,7 @@ REFLEX = "name: clerk\nmodel: reflex\nreflex: [{say: Done.}]\n"
 RULE = "name: clerk\nmodel: reflex\nreflex: [{when: 'size(message) > 2', say: Done.}]\n"
 SENSOR = f"{REFLEX}sensors: [{{name: inbox, type: files, source: {{path: .}}}}]\nautonomy: {{max_sleep: 1h}}\n"
 MAIL = f"{REFLEX}notify: {{channels: [{{name: mail, type: email, to: [a@b.example], sender: c@d.example, host: h}}]}}\n"
+SERVICE = f"{REFLEX}secrets: [S]\nnotify: {{channels: [{{name: phone, type: apprise, service: '${{secret:S}}'}}]}}\n"
 WEBHOOK = f"{REFLEX}secrets: [HOOK]\nwebhooks: [{{name: new, prompt: Look, token: '${{secret:HOOK}}'}}]\n"
 SERVER = json.dumps({"mcpServers": {"files": {"command": "cat"}}})
 
@@ -103,6 +104,7 @@ LACKS = [
     ),
     ("run sensor hello", "The sensor inbox needs the extra `autonomy`: pip install 'halter-agents[autonomy]'"),
     ("run mail hello", "The channel mail needs the extra `notify`: pip install 'halter-agents[notify]'"),
+    ("run service hello", "The channel phone needs the extra `notify`: pip install 'halter-agents[notify]'"),
     ("run mcp hello", "The MCP server files needs the extra `mcp`: pip install 'halter-agents[mcp]'"),
 ]
 MORE = [
@@ -117,7 +119,8 @@ MORE = [
 )
 def test_what_needs_an_extra_says_so(installed: Installed, words: str, sentence: str) -> None:
     agents = {"reflex": REFLEX, "model": MODEL, "webhook": WEBHOOK, "rule": RULE, "sensor": SENSOR, "mail": MAIL}
-    for name, text in {**agents, "mcp": REFLEX}.items():
+    agents |= {"mcp": REFLEX, "service": SERVICE}
+    for name, text in agents.items():
         (installed.home / name).mkdir()
         (installed.home / name / "agent.yaml").write_text(text)
     (installed.home / "mcp" / ".mcp.json").write_text(SERVER)
