@@ -158,7 +158,7 @@ async def run_crewai(program: Program, way: str = "kickoff", *, made_first: bool
 
     desk = program.at_desk()
     desk.lease = 1.0
-    crew = test_crewai.make_guarded(desk, "SAFE" if made_first else "PRIVILEGED", model=Dying())
+    crew = test_crewai.make_guarded(desk, "SAFE" if made_first else "PRIVILEGED", model=Dying(max_tokens=4096))
     kickoff = asyncio.create_task(test_crewai.kickoff(crew, way, conversation="one"))
     if program.load() is None and not made_first:
         await test_crewai.wait_for_question(desk)

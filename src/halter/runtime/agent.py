@@ -362,7 +362,6 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         self._output_type: type[Any] | None = None if output_type is str else output_type
         self._folder: Path | None = None
         self._tools += [each.as_tool() if isinstance(each, Agent) else each for each in options.get("agents", ())]
-        self._log_wait: WaitListener = partial(_log_wait, name, self._settings.store)
         self._instructions: list[Callable[..., Any]] = []
         self._toolsets: list[Callable[..., Any]] = []
         self._validators: list[Callable[..., Any]] = []
@@ -823,7 +822,7 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         async with self._enter_for_call() as open_context:
             context = await self._bind(open_context, deps, model, limits)
             new_session = await _send_message(context, message, session, id, kind, history, files)
-            waits = events.wait_with(self._agent_options.get("waits", self._log_wait))
+            waits = events.wait_with(self._get_wait_listener(context))
             run = partial(
                 self._run_attended, context, new_session, self._make_form(output_type, deps), events.observe(), waits
             )
@@ -922,8 +921,11 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
                 context, agent=replace(agent, model_settings=replace(agent.model_settings, streaming=True))
             )
         answer = None if form is None else form.tool
-        on_wait = on_wait or self._agent_options.get("waits", self._log_wait)
+        on_wait = on_wait or self._get_wait_listener(context)
         return (await new_session.claim(context, observer, on_wait, answer)).conversation
+
+    def _get_wait_listener(self, context: "AgentContext") -> "WaitListener":
+        return self._agent_options.get("waits") or partial(_log_wait, self._name, context.app.settings.store)
 
     async def _conclude(
         self, conversation: "Conversation", conclusion: "Conclusion", form: "AnswerForm | None"
@@ -1116,8 +1118,11 @@ def _log_wait(name: str, store: str, approval: "ApprovalRequired", _: State) -> 
     """Log why the run waits (by default to stderr)."""
     from halter.journal.open import format_store_location
 
-    location = format_store_location(store)
-    _LOG.warning("%s waits for approval: %s. Run: halter inbox --store %s", name, approval.decision, location)
+    if location := format_store_location(store):
+        _LOG.warning("%s waits for approval: %s. Run: halter inbox --store %s", name, approval.decision, location)
+    else:
+        sentence = "%s waits for approval: %s. Nobody can answer in a store in memory; pass a file as `store`."
+        _LOG.warning(sentence, name, approval.decision)
 
 
 async def _call_with_deps(function: Callable[..., Any], deps: Any) -> Any:
