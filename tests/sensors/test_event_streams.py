@@ -12,7 +12,7 @@ from halter.core.agent_spec import SensorSource
 from halter.core.agent_spec import SensorSpec as Spec
 from halter.core.clock import SECOND
 from halter.core.tools import Sensor, SensorFailed
-from halter.sensors.stream import guess_stream_format, is_sendable, make_stream_sensor
+from halter.sensors.stream import find_stream_format, is_sendable, make_stream_sensor
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
 OPEN = OK + b"connection: close\r\n\r\n"
@@ -238,5 +238,7 @@ async def test_a_server_that_is_busy_or_done_is_left_alone(server: Any, clock: A
 
 
 def test_an_address_tells_what_is_spoken_there() -> None:
-    texts = [guess_stream_format(url) for url in ("https://a.example", "ws://a.example", "WSS://a.example")]
+    addresses = ("https://a.example", "ws://a.example", "WSS://a.example")
+    texts = [find_stream_format(SensorSource(url=address)) for address in addresses]
     assert texts == ["sse", "websocket", "websocket"]
+    assert find_stream_format(SensorSource(url="https://a.example", format="websocket")) == "websocket"

@@ -273,7 +273,7 @@ def test_every_key_of_a_fleets_file_is_compared() -> None:
         for fleet_config, other in itertools.product(STORED, READ)
         for each in merge_with_policy(fleet_config, other).differences
     }
-    elsewhere = {"retention", "providers", "notify", "channels", "sign_on"}
+    elsewhere = {"retention", "providers", "notify", "channels", "sign_on", "prices"}
     assert {*FleetSpec.__struct_fields__} == texts | elsewhere
 
 

@@ -59,6 +59,7 @@ def bench() -> Bench:
 BY_OTHERS = {
     *("request_refused", "decision_asked", "decision_made", "halt_requested", "halt_lifted"),
     *("decision_withdrawn", "approval_given", "hold_made", "hold_released", "fleet_policy_adopted", "store_accepted"),
+    "prices_changed",
     *("person_signed_on", "sign_on_refused"),
     *("rule_made", "rule_ended", "tool_pinned"),
     *("session_resumed", "turn_started", "message_added", "context_cut", "turn_ended"),

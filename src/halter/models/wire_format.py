@@ -1020,7 +1020,8 @@ def _response_reading(event: _ResponseEvent) -> UsageReading:
     response = event.response or event
     is_finished = response.status in {"completed", "incomplete", "failed", "cancelled"}
     usage = _convert(response.usage, _ResponseUsage)
-    if response.usage is None or usage is None or not is_finished:
+    # What a response reports under way is no bill yet; a refusal, which has no status, can report one.
+    if response.usage is None or usage is None or response.status in {"queued", "in_progress"}:
         return UsageReading(finished=is_finished, model=response.model or "")
     details = usage.input_tokens_details or _ResponseInput()
     tools = usage.server_tool_use or usage.server_tool_use_details or _NO_TOOLS

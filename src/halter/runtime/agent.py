@@ -1103,15 +1103,22 @@ async def _read_ended_result(
 
 def run_blocking(run: Coroutine[Any, Any, T], *, is_open: bool) -> T:
     """Run a coroutine to its end. A notebook, whose cells run inside a loop, gets a thread with a loop of its own."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _is_loop_running():
         return asyncio.run(run)
     if "ipykernel" in sys.modules and not is_open:
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(asyncio.run, run).result()
     run.close()
     raise ConfigError("`run_sync` would block the event loop that runs here. Write: await agent.run(...)")
+
+
+def _is_loop_running() -> bool:
+    """Asked apart, so that an error of the run does not seem to come from this question."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _log_wait(name: str, store: str, approval: "ApprovalRequired", _: State) -> None:
