@@ -3,8 +3,9 @@
 import json
 import re
 import socket
+import sys
 from collections.abc import Iterator
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -52,12 +53,21 @@ class Reader:
             case "json":
                 self._parses(block)
             case "python" if not block.file and not WITH_A_MODEL.search(block.text):
-                with redirect_stdout(StringIO()):
+                with redirect_stdout(StringIO()), self._imports_from_home():
                     exec(compile(block.text, str(block), "exec"), {"__name__": "__main__"})  # noqa: S102
             case "console" | "sh":
                 self._types(block)
             case _:
                 pass
+
+    @contextmanager
+    def _imports_from_home(self) -> Iterator[None]:
+        """As a program in that folder would."""
+        sys.path.insert(0, str(self.home))
+        try:
+            yield
+        finally:
+            sys.path.remove(str(self.home))
 
     def _with_ports(self, text: str) -> str:
         for port, free in self.ports.items():

@@ -14,7 +14,7 @@ from tests.processes import live_at, warm_command
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "programs.md").read_text("utf-8")
 README = (ROOT / "README.md").read_text("utf-8")
-FIRST = re.search(r"## In Python\n+```python\n(.*?)```", README, re.DOTALL)
+FIRST = re.search(r"## In Python\n.*?```python\n(.*?)```", README, re.DOTALL)
 BESIDE = re.search(r"```python\n([^`]*halter.adapters.pydantic_ai.*?)```", README, re.DOTALL)
 EXAMPLES = dict(re.findall(r"^## ([^\n]+)\n+```python\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE))
 OWN = re.search(r"## (Tests of your own agents)\n.*?```python\n(.*?)```", PAGE, re.DOTALL)
