@@ -94,6 +94,20 @@ def test_an_agent_is_made_and_run(installed: Installed) -> None:
     assert ran.returncode == 0
 
 
+def test_the_guard_of_the_readme_works_without_any_extra(installed: Installed) -> None:
+    """A call is made and paid for, and the command line shows it and its budget."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    (program,) = [block for block in blocks if "asyncio.run(main())" in block]
+    (installed.home / "mail.py").write_text(program)
+    python = installed.environment / "bin" / "python"
+    environ = {"HOME": str(installed.home), "PATH": "/usr/bin:/bin"}
+    ran = subprocess.run([python, "mail.py"], cwd=installed.home, env=environ, capture_output=True, check=False)
+    assert (ran.returncode, ran.stdout) == (0, b"ok sent to ada\n"), ran.stderr
+    assert "send" in installed.halter("audit", "--store", "runs.db").stdout
+    assert "$0.02" in installed.halter("budget", "--store", "runs.db").stdout
+    assert installed.halter("verify", "--store", "runs.db").returncode == 0
+
+
 LACKS = [
     ("serve reflex", "The server needs the extra `server`: pip install 'halter-agents[server]'"),
     (f"sessions --store {POSTGRES}", "needs the extra `postgres`: pip install 'halter-agents[postgres]'"),
