@@ -194,6 +194,57 @@ def test_an_entry_that_takes_the_names_of_others_lowers_none_of_them(match: dict
     assert (find(second, OPUS), find(second, "claude-new")) == ((4, 20), (9, 20))
 
 
+@pytest.mark.parametrize("taken", ["claude-new-mini", "claude-new-mini-2027"])
+def test_a_cheaper_entry_before_another_lowers_none_of_the_names_that_it_takes(taken: str) -> None:
+    general = {**make_entry("claude-new", 9, 20), "match": {"starts_with": "claude-new"}}
+    thief = {**make_entry("claude-new-mini", 2, 1), "match": {"starts_with": "claude-new-mini"}}
+    first = add(None, general)
+    second = add(first, thief, general)
+    assert (find(first, taken), find(second, taken)) == ((9, 20), (9, 20))
+    assert find(add(second, thief, general, make_entry("claude-other")), taken) == (9, 20), "in every later file"
+    assert second.waiting == ("anthropic:claude-new-mini: input $9 → $2, output $20 → $1",)
+    assert find(accept_file(second, NOW), taken) == (2, 1)
+
+
+def test_a_price_that_falls_outside_of_a_time_of_day_waits() -> None:
+    dear, cheap = make_entry("claude-new", 9, 20), make_entry("claude-new", 2, 1)
+    midnight = {"type": "time_of_date", "start_time": "00:00:00Z", "end_time": "01:00:00Z"}
+    rules = [
+        {"prices": dear["prices"]},
+        {"constraint": {"type": "start_date", "start_date": "2020-01-01"}, "prices": cheap["prices"]},
+        {"constraint": midnight, "prices": dear["prices"]},
+    ]
+    second = add(add(None, dear), {**dear, "prices": rules})
+    tariff = PriceTables(second).find(ModelName("anthropic", "claude-new"), None, MARGIN)
+    assert isinstance(tariff, Tariff)
+    assert {tariff_dollars(tariff.find_rates(1, NOW + hour * DAY // 24).plain) for hour in range(24)} == {9}
+    assert second.waiting
+
+
+@pytest.mark.parametrize("unit", ["input_audio_mtok", "web_searches_kcount", "cache_write_1h_mtok"])
+def test_a_unit_that_a_file_does_not_price_any_more_keeps_its_price(unit: str) -> None:
+    second = add(add(None, make_entry("claude-new", **{unit: 90})), make_entry("claude-new"))
+    tariff = PriceTables(second).find(ModelName("anthropic", "claude-new"), None, MARGIN)
+    assert isinstance(tariff, Tariff)
+    usage = Usage(100, 1, 0, 100, cache_write_1h_tokens=100, audio_tokens=100, web_searches=1)
+    assert tariff.cost(usage, NOW) >= 9_000
+
+
+def test_of_two_entries_with_one_name_the_price_in_force_is_kept() -> None:
+    first = add(None, make_entry("claude-new", 9, 20), make_entry("claude-new", 2, 1))
+    assert find(add(first, make_entry("claude-new", 2, 1)), "claude-new") == (9, 20)
+
+
+def test_a_file_that_leaves_too_many_prices_is_refused_instead_of_leaving_no_model_with_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(price_tables, "MAX_ENTRIES", 2)
+    second = add(add(None, make_entry("a"), make_entry("b")), make_entry("c"), make_entry("d"))
+    with pytest.raises(ConfigError, match="more than 2 models"):
+        add(second, make_entry("e"))
+    assert find(second, "a") == (4, 20)
+
+
 def test_a_file_cannot_say_whose_an_address_is() -> None:
     table = json.loads(make_table(make_entry("gpt-4o", 0.5, 0.5), seller="thief"))
     table[0]["api_pattern"] = ".*"

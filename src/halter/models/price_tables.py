@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from halter.core.clock import DAY
 from halter.core.errors import ConfigError
 from halter.core.spec import ResolvedPolicy
 from halter.core.text import format_count, shorten, to_one_line
@@ -51,7 +52,8 @@ if TYPE_CHECKING:
 
 GUESS_FACTOR: Final = 2
 MAX_FILE_SIZE: Final = 32 * 1024 * 1024
-MAX_ENTRIES: Final = 50_000
+MAX_ENTRIES: Final = 10_000
+"""Four times as many as there are. A file is compared with each earlier one in quadratic time."""
 MAX_FIGURE: Final = Decimal(100_000)
 """Dollars per million tokens. No model costs a hundredth of it."""
 MAX_PATTERN_LENGTH: Final = 1000
@@ -326,7 +328,11 @@ def add_file(current: FetchedPrices | None, data: bytes, source: str, at: int) -
     before = _Layers(current)
     accepted, bundled = (current.accepted, current.bundled) if current else (b"", "")
     bare = FetchedPrices(digest, source, packed, at, accepted, b"", bundled)
-    kept = _pack_entries(_find_undercut(before, _Layers(bare), at)) if current else b""
+    after = _Layers(bare)
+    kept = _pack_entries((*_find_undercut(before, after, at), *_find_taken(before, after, at))) if current else b""
+    if kept:
+        # What cannot be read later would leave every model without a price.
+        _read_packed(kept)
     changes = _compare(before, table, at)
     _reject_other_units(changes, at)
     return msgspec.structs.replace(
@@ -400,8 +406,10 @@ def find_excess(tariff: Tariff, other: Tariff, at: int) -> Excess:
     A unit that only one of them prices is not compared.
     """
     periods = (*tariff.periods, *other.periods)
-    moments = sorted({at, *(each.since for each in periods if each.since > at)})
-    moments += [start for each in periods if each.daily for start in each.daily]
+    days = sorted({at, *(each.since for each in periods if each.since > at)})
+    # A time of day is compared at each date: what holds outside of it may have a date of its own.
+    times = {time for each in periods if each.daily for time in each.daily}
+    moments = [*days, *(day - day % DAY + DAY + time for day in days for time in sorted(times))]
     thresholds = sorted({tier.above for each in periods for tier in each.tiers})
     excess: dict[str, tuple[int, int, int]] = {}
     for moment, above in product(moments, thresholds):
@@ -418,23 +426,59 @@ def _find_undercut(before: _Layers, after: _Layers, at: int) -> "Iterator[tuple[
     if before.fetched is None:
         return
     for packed in filter(None, (before.fetched.newest, before.fetched.kept)):
-        data = zlib.decompress(packed)
-        for raw_seller, seller in zip(msgspec.json.decode(data), read_table(data), strict=True):
-            raw_entries = {raw_entry["id"]: raw_entry for raw_entry in raw_seller["models"]}
-            for entry in seller.models:
-                tariff = compile_listed_price(entry)
-                if tariff is None or is_partly_free(tariff):
-                    continue
-                if _is_undercut(after, seller.id, entry, tariff, at):
-                    yield raw_seller, raw_entries[entry.id]
+        for raw_seller, raw_entry, entry in _pair_entries(packed):
+            tariff = _compile_paid(entry)
+            if tariff is not None and _is_undercut(after, raw_seller["id"], _list_names(entry), tariff, at):
+                yield raw_seller, raw_entry
 
 
-def _is_undercut(after: _Layers, seller: str, entry: "types.ModelInfo", tariff: Tariff, at: int) -> bool:
-    for name in {entry.id, *_list_literals(entry.match)}:
+def _find_taken(before: _Layers, after: _Layers, at: int) -> "Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]":
+    """Find the entries of the earlier file whose names a cheaper entry takes, each with the names that both match."""
+    if before.fetched is None or after.fetched is None:
+        return
+    earlier: dict[str, list[tuple[Mapping[str, Any], Mapping[str, Any], types.ModelInfo]]] = {}
+    for each in _pair_entries(before.fetched.newest):
+        earlier.setdefault(each[0]["id"], []).append(each)
+    for raw_taker_seller, raw_taker, taker in _pair_entries(after.fetched.newest):
+        for name in filter(taker.is_match, _list_names(taker)):
+            found = next((each for each in earlier.get(raw_taker_seller["id"], ()) if each[2].is_match(name)), None)
+            if found is not None and found[1] == raw_taker:
+                continue  # What else takes its names is a taker itself.
+            tariff = None if found is None else _compile_paid(found[2])
+            if found is not None and tariff and _is_undercut(after, raw_taker_seller["id"], {name}, tariff, at):
+                match: Any = {"and": [raw_taker["match"], found[1]["match"]]}
+                yield found[0], {**found[1], "id": name, "match": match}
+
+
+def _pair_entries(packed: bytes) -> "Iterator[tuple[Mapping[str, Any], Mapping[str, Any], types.ModelInfo]]":
+    """Pair each entry that can be used with its seller and itself in the file's own format."""
+    data = zlib.decompress(packed)
+    for raw_seller, seller in zip(msgspec.json.decode(data), read_table(data), strict=True):
+        for raw_entry, entry in zip(filter(_is_usable, raw_seller["models"]), seller.models, strict=True):
+            yield raw_seller, raw_entry, entry
+
+
+def _compile_paid(entry: "types.ModelInfo") -> Tariff | None:
+    tariff = compile_listed_price(entry)
+    return None if tariff is None or is_partly_free(tariff) else tariff
+
+
+def _is_undercut(after: _Layers, seller: str, names: Iterable[str], tariff: Tariff, at: int) -> bool:
+    for name in names:
         found = after.find(ModelName(seller, name), None, MARGIN)
-        if isinstance(found, Unpriced) or find_excess(tariff, found, at):
+        if isinstance(found, Unpriced) or _list_units(tariff) - _list_units(found) or find_excess(tariff, found, at):
             return True
     return False
+
+
+def _list_units(tariff: Tariff) -> set[str]:
+    """List the units that a tariff prices at some time."""
+    tiers = [tier for period in tariff.periods for tier in period.tiers]
+    return {unit for unit in UNIT_NAMES if any(getattr(tier, unit) is not None for tier in tiers)}
+
+
+def _list_names(entry: "types.ModelInfo") -> set[str]:
+    return {entry.id, *_list_literals(entry.match)}
 
 
 def _list_literals(clause: Any) -> Iterator[str]:
@@ -608,10 +652,14 @@ def _strip(seller: Mapping[str, Any]) -> Mapping[str, Any]:
             if key in {"id", "match", "name", "context_window", "deprecated", "prices"}
         }
         for entry in seller["models"]
-        if not any(_is_unusable(pattern) for pattern in _list_patterns(entry["match"]))
+        if _is_usable(entry)
     ]
     members = {key: seller[key] for key in ("id", "name", "api_pattern", "fallback_model_providers") if key in seller}
     return {**members, "models": models}
+
+
+def _is_usable(entry: Mapping[str, Any]) -> bool:
+    return not any(_is_unusable(pattern) for pattern in _list_patterns(entry["match"]))
 
 
 def _list_patterns(clause: Mapping[str, Any]) -> Iterator[str]:
