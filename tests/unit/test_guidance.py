@@ -1,5 +1,6 @@
 """CLAUDE.md and its imports: what other programs read, within the agent's folder, and nothing that the agent wrote."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,14 @@ def test_what_only_looks_like_an_import_is_none(text: str, tmp_path: Path) -> No
     write(tmp_path, **{"CLAUDE.md": text, "a.md": "Imported."})
     guidance = read_guidance(tmp_path)
     assert (guidance.files, guidance.notes) == (("CLAUDE.md",), ())
+
+
+@pytest.mark.parametrize("text", ["".join("`" * ticks + "x" for ticks in range(1, 700)), "<!--" * 60_000])
+def test_code_and_comments_without_an_end_are_read_in_no_time(text: str, tmp_path: Path) -> None:
+    write(tmp_path, **{"CLAUDE.md": f"{text} @more.md", "more.md": "More."})
+    started = time.process_time()
+    assert "Contents of more.md" in instructions_of(tmp_path)
+    assert time.process_time() - started < 2
 
 
 def test_agents_md_is_read_once_whoever_links_or_imports_it(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import json
 import os
 import re
 import stat
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, cast
@@ -136,10 +137,10 @@ GUIDANCE_FILES: Final = ("CLAUDE.md", ".claude/CLAUDE.md")
 MAX_IMPORT_DEPTH: Final = 5
 MAX_IMPORTS: Final = 100
 _NO_PROSE: Final = re.compile(
-    r"^[ \t>]*(`{3,}|~{3,}).*?(?:^[ \t>]*\1[`~]*[ \t]*$|\Z)|(`+)(?!`).*?(?<!`)\2(?!`)|<!--.*?-->",
+    r"^[ \t>]*(?P<fence>`{3,}|~{3,}).*?(?:^[ \t>]*(?P=fence)[`~]*[ \t]*$|\Z)|(?P<ticks>`+)|<!--",
     re.DOTALL | re.MULTILINE,
 )
-"""Code and comments, in which nothing is an import."""
+"""Code and comments, in which nothing is an import: a whole block of code, or what opens the others."""
 _IMPORT: Final = re.compile(r"(?:^|(?<=\s))@((?:[^\s\\]|\\ )+)", re.MULTILINE)
 _ENDS_SENTENCE: Final = ".,;:!?)]}'\""
 
@@ -186,7 +187,7 @@ class _GuidanceReader:
     def _add(self, name: str, text: str, path: Path, depth: int) -> None:
         self._files.append(name)
         self._texts.append(f"Contents of {name}:\n\n{text}" if depth else text)
-        for match in _IMPORT.finditer(_NO_PROSE.sub("", text)):
+        for match in _IMPORT.finditer(_keep_prose(text)):
             self._import(match[1].replace("\\ ", " ").partition("#")[0], path, depth + 1)
 
     def _import(self, name: str, importer: Path, depth: int) -> None:
@@ -224,6 +225,26 @@ class _GuidanceReader:
 
     def _omit(self, name: str, importer: Path, why: str) -> None:
         self._notes.append(f"{importer}: @{name} is not imported: {why}.")
+
+
+def _keep_prose(text: str) -> str:
+    """Leave out code and comments, in time that is proportional to the text, also if many of them have no end."""
+    ends: dict[str, list[int]] = {}
+    for run in re.finditer("`+", text):
+        ends.setdefault(run[0], []).append(run.end())
+    last_comment_end = text.rfind("-->")
+    prose: list[str] = []
+    at = 0
+    while match := _NO_PROSE.search(text, at):
+        prose.append(text[at : match.start()])
+        at = match.end()
+        if ticks := match["ticks"]:
+            later_ends = ends.get(ticks, [])
+            index = bisect_right(later_ends, at)
+            at = later_ends[index] if index < len(later_ends) else at
+        elif not match["fence"] and at <= last_comment_end:
+            at = text.index("-->", at) + len("-->")
+    return "".join((*prose, text[at:]))
 
 
 SKILLS: Final = ".agents/skills"
