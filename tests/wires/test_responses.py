@@ -200,6 +200,18 @@ async def test_reasoning_that_another_account_encrypted_is_left_out_and_the_sess
     assert [error.partition(":")[0] for error in errors] == ["ForeignReasoning"]
 
 
+async def test_the_refusal_of_it_is_charged_where_the_provider_bills_errors(desk_of: Desk) -> None:
+    at = {"wire": "responses", "base_url": f"http://127.0.0.1:{desk_of.provider.port}/v1", "bills_errors": True}
+    desk_of.calls("a.log", sealed=(SEALED,))
+    desk_of.provider.says("Empty.")
+    first = await desk_of.agent(providers={"openai": at}).run("Look.", kind="chat")
+    desk_of.provider.sealed.clear()
+    second = await desk_of.agent(providers={"openai": at}).run("Sure?", session=first.session, kind="chat")
+    assert second.text == "Empty."
+    refused = [each for each in second.receipt.requests if each.outcome == "error"]
+    assert [each.cost_usd > 0 for each in refused] == [True]
+
+
 async def test_a_fork_continues_with_it_too(desk_of: Desk) -> None:
     desk_of.calls("a.log", sealed=(SEALED,))
     desk_of.provider.says("Empty.")

@@ -818,15 +818,21 @@ class WireModel:
         }
 
     def _make_error(self, exchange: Exchange, error: Exception, *, is_started: bool) -> ModelError:
-        terms = self.terms
+        failure = translate_library_error(
+            error,
+            self.name,
+            self._key,
+            exchange,
+            url=self._url,
+            is_started=is_started,
+            bills_errors=self.terms.bills_errors,
+        )
         if self._sends_reasoning and has_unreadable_reasoning(error):
             # Its key belongs to another account than the one before. The next attempt does without.
             self._sends_reasoning = False
             sentence = f"ForeignReasoning: {self.name} cannot read its earlier reasoning, which is left out from now on"
-            return ModelUnavailable(sentence, billed=False)
-        return translate_library_error(
-            error, self.name, self._key, exchange, url=self._url, is_started=is_started, bills_errors=terms.bills_errors
-        )
+            return ModelUnavailable(sentence, billed=failure.billed, usage=failure.usage, final=failure.final)
+        return failure
 
     def _finish(self, response: "ModelResponse", exchange: Exchange, prompt: Prompt, *, streamed: bool) -> Reply:
         """Build the reply. Accepts only an answer that is marked as complete.
