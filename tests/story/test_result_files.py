@@ -30,6 +30,13 @@ def jpeg(width: int, height: int) -> bytes:
     return b"\xff\xd8\xff\xe0\0\4xx\xff\xc2\0\x11\x08" + sides + bytes(40)
 
 
+def webp(kind: bytes, at: int, more: int = 0) -> bytes:
+    """Make the head of a picture that is 9,001 pixels wide, as its chunk says after `at` bytes."""
+    chunk = bytes(at) + (9_001 | more).to_bytes(4, "little")
+    return b"RIFF\0\0\0\0WEBP" + kind + b"\0\0\0\0" + chunk + bytes(20)
+
+
+FILLED = b"\xff\xd8\xff\xe0\0\4xx\xff" + jpeg(9_000, 20)[8:]
 PNG = png()
 PAPER = b"%PDF-1.4\n" + b"<< /Type /Page >>\n" * 3 + b"<< /Type /Pages /Count 3 >>"
 
@@ -269,10 +276,28 @@ async def test_a_document_that_cannot_be_read_is_a_sentence(bench: Bench, file: 
         ([File(png(size=4_000_000), "image/png", "a.png")], "is not shown: it has more than 3,900,000 bytes. Make it"),
         ([File(png(height=9_000), "image/png", "a.png")], "is not shown: it is larger than 8,000 pixels."),
         ([File(jpeg(9_000, 20), "image/jpeg", "a.jpg")], "is not shown: it is larger than 8,000 pixels."),
+        ([File(FILLED, "image/jpeg", "a.jpg")], "is not shown: it is larger than 8,000 pixels."),
+        ([File(b"GIF89a\x29\x23\x14\0", "image/gif", "a.gif")], "is not shown: it is larger than 8,000 pixels."),
+        ([File(webp(b"VP8 ", 6), "image/webp", "a.webp")], "is not shown: it is larger than 8,000 pixels."),
+        ([File(webp(b"VP8L", 1, 20 << 14), "image/webp", "a.webp")], "is not shown: it is larger than 8,000 pixels."),
+        ([File(webp(b"VP8X", 4), "image/webp", "a.webp")], "is not shown: it is larger than 8,000 pixels."),
         ([File(b"<html>", "image/png", "a.png")], "is not shown: it is damaged, or is not a picture."),
         ([File(PNG, "image/png", f"{number}.png") for number in range(21)], "is not shown: A result shows at most 20"),
     ],
-    ids=["audio", "video", "large", "tall", "wide", "damaged", "many"],
+    ids=[
+        "audio",
+        "video",
+        "large",
+        "tall",
+        "wide",
+        "filled",
+        "gif",
+        "lossy",
+        "lossless",
+        "extended",
+        "damaged",
+        "many",
+    ],
 )
 async def test_a_file_of_a_tool_that_no_model_takes_is_a_sentence(bench: Bench, files: list[File], why: str) -> None:
     agent = bench.agent(calls("find"), says("Hm."), limits={"context_window": 1_000_000})

@@ -140,7 +140,9 @@ def _count_pages(file: File) -> int:
 
 
 _PNG: Final = b"\x89PNG\r\n\x1a\n"
+_GIF: Final = (b"GIF87a", b"GIF89a")
 _JPEG: Final = b"\xff\xd8"
+_FILL: Final = 0xFF
 _FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """Markers of a JPEG that its size follows."""
 
@@ -155,15 +157,31 @@ def explain_unseen(data: bytes) -> str:
 
 
 def _measure_picture(data: bytes) -> tuple[int, int]:
-    """Read the width and height of a PNG or JPEG. (0, 0) for any other picture."""
+    """Read the width and height of a picture. (0, 0) if that cannot be read."""
     if data.startswith(_PNG):
         return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+    if data.startswith(_GIF):
+        return int.from_bytes(data[6:8], "little"), int.from_bytes(data[8:10], "little")
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return _measure_webp(data)
     at = 2
     while data.startswith(_JPEG) and data[at : at + 1] == b"\xff" and at + 9 <= len(data):
         if data[at + 1] in _FRAMES:
             return int.from_bytes(data[at + 7 : at + 9], "big"), int.from_bytes(data[at + 5 : at + 7], "big")
-        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        # Any number of the same bytes can stand before a marker.
+        at += 1 if data[at + 1] == _FILL else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
     return 0, 0
+
+
+def _measure_webp(data: bytes) -> tuple[int, int]:
+    match data[12:16]:
+        case b"VP8X":
+            return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
+        case b"VP8L":
+            bits = int.from_bytes(data[21:25], "little")
+            return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+        case _:
+            return int.from_bytes(data[26:28], "little") & 0x3FFF, int.from_bytes(data[28:30], "little") & 0x3FFF
 
 
 def explain_unheard(message: Message, model: ModelName, wire: WireFormat) -> str:
