@@ -297,6 +297,7 @@ def encode(value: Any) -> Any:
 # Files that cannot be used
 
 HUGE = "1" + "0" * 30
+MANY_TIERS = {"base": 1, "tiers": [{"start": start, "price": 1} for start in range(5_000)]}
 
 
 @pytest.mark.parametrize(
@@ -333,6 +334,11 @@ HUGE = "1" + "0" * 30
         (make_table(make_entry("m", {"base": 1, "tiers": [{"start": 5, "price": -1}]})), "not a number of dollars"),
         (make_table({**make_entry("m"), "prices": [{"prices": {"input_mtok": -1}}]}), "not a number of dollars"),
         (make_table({**make_entry("m"), "prices": [{"constraint": 5, "prices": {}}]}), "not a table of genai-prices"),
+        (
+            make_table(make_entry("m", MANY_TIERS)),
+            "anthropic:m has 5,000 tiers of `input_mtok`; at most 20 can be used",
+        ),
+        (make_table({**make_entry("m"), "prices": [{"prices": {"input_mtok": 1}}] * 21}), "has 21 prices; at most 20"),
         (make_table(make_entry(OPUS, "0.000004", "0.00002")), "Its prices are in another unit"),
     ],
 )

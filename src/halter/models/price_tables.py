@@ -56,6 +56,8 @@ MAX_ENTRIES: Final = 10_000
 """Four times as many as there are. A file is compared with each earlier one in quadratic time."""
 MAX_FIGURE: Final = Decimal(100_000)
 """Dollars per million tokens. No model costs a hundredth of it."""
+MAX_RULES: Final = 20
+"""Prices of one model, and tiers of one price: several times as many as any model has. More take minutes to compare."""
 MAX_PATTERN_LENGTH: Final = 1000
 MAX_MATCH_DEPTH: Final = 20
 MAX_NAMED_CHANGES: Final = 200
@@ -600,6 +602,7 @@ def _check_rules(rules: Any, location: str) -> None:
         return
     if not isinstance(rules, list) or not rules:
         raise ConfigError(f"The `prices` of {location} are neither an object nor a list.")
+    _check_count(cast("list[Any]", rules), "prices", location)
     for rule in cast("list[Any]", rules):
         _require_members(rule, ("prices",), f"a price of {location}")
         if not isinstance(rule["prices"], dict):
@@ -622,6 +625,7 @@ def _check_prices(prices: Mapping[str, Any], location: str) -> None:
             _check_figure(tiers["base"], unit, location)
             if not isinstance(tiers["tiers"], list):
                 raise ConfigError(f"The `tiers` of `{unit}` of {location} are not a list.")
+            _check_count(cast("list[Any]", tiers["tiers"]), f"tiers of `{unit}`", location)
             for tier in cast("list[Any]", tiers["tiers"]):
                 _require_members(tier, ("start", "price"), f"a tier of `{unit}` of {location}")
                 if type(tier["start"]) is not int or tier["start"] < 0:
@@ -629,6 +633,11 @@ def _check_prices(prices: Mapping[str, Any], location: str) -> None:
                 _check_figure(tier["price"], unit, location)
         elif figure is not None:
             _check_figure(figure, unit, location)
+
+
+def _check_count(items: Sequence[Any], what: str, location: str) -> None:
+    if len(items) > MAX_RULES:
+        raise ConfigError(f"{location} has {len(items):,} {what}; at most {MAX_RULES} can be used.")
 
 
 def _check_figure(figure: Any, unit: str, location: str) -> None:
