@@ -405,6 +405,9 @@ def test_a_member_that_is_not_known_is_named_unless_it_is_empty(wire: Any, more:
         ),
         ("openai", {"prompt_tokens_details": {"image_tokens": 2, "text_tokens": 98}}, Usage(100, 20)),
         ("responses", {"cost": 0.02}, Usage(100, 20, reported_cost=20_000)),
+        ("responses", {"total_tokens": 150}, Usage(100, 50)),
+        ("responses", {"output_tokens_details": {"reasoning_tokens": 30}}, Usage(100, 50)),
+        ("responses", {"total_tokens": 120, "output_tokens_details": {"reasoning_tokens": 15}}, Usage(100, 20)),
         (
             "responses",
             {"input_tokens_details": {"cache_write_tokens_details": {"ttl_12h_tokens": 2}}},

@@ -905,13 +905,16 @@ def _chat_reading(chunk: _Chat) -> UsageReading:
 
 
 def _chat_output(usage: _ChatUsage, reasoning: int) -> int | None:
+    output = _count_all_output(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, reasoning)
+    return None if output is None else output + (usage.citation_tokens or 0)
+
+
+def _count_all_output(prompt: int | None, completion: int | None, total: int | None, reasoning: int) -> int | None:
     """Count all output, including what a server reports in addition to the completion."""
-    if usage.completion_tokens is None and usage.total_tokens is None:
+    if completion is None and total is None:
         return None
-    completion = usage.completion_tokens or 0
-    unexplained_tokens = (usage.total_tokens or 0) - (usage.prompt_tokens or 0) - completion
-    additional = max(unexplained_tokens, reasoning if reasoning > completion else 0, 0)
-    return completion + additional + (usage.citation_tokens or 0)
+    unexplained_tokens = (total or 0) - (prompt or 0) - (completion or 0)
+    return (completion or 0) + max(unexplained_tokens, reasoning if reasoning > (completion or 0) else 0, 0)
 
 
 class _CacheWrites(msgspec.Struct):
@@ -991,6 +994,8 @@ class _ResponseInput(msgspec.Struct):
 class _ResponseUsage(_ReportedCost):
     input_tokens: int | None = None
     output_tokens: int | None = None
+    total_tokens: int | None = None
+    output_tokens_details: _ChatOutput | None = None
     input_tokens_details: _ResponseInput | None = None
     server_tool_use: _ServerTools | None = None
     server_tool_use_details: _ServerTools | None = None
@@ -1026,9 +1031,10 @@ def _response_reading(event: _ResponseEvent) -> UsageReading:
     details = usage.input_tokens_details or _ResponseInput()
     tools = usage.server_tool_use or usage.server_tool_use_details or _NO_TOOLS
     effects = read_price_effects("responses", {"service_tier": response.service_tier, **response.usage})
+    reasoning = (usage.output_tokens_details or _ChatOutput()).reasoning_tokens or 0
     return UsageReading(
         usage.input_tokens or 0,
-        usage.output_tokens,
+        _count_all_output(usage.input_tokens, usage.output_tokens, usage.total_tokens, reasoning),
         details.cached_tokens,
         details.cache_write_tokens or 0,
         is_finished,
