@@ -17,9 +17,10 @@ from halter.adapters.guarded_runs import NO_TOOLS, GuardedRuns, find_first_open,
 from halter.core.clock import SECOND
 from halter.core.events import CallSettled, CallStarted, RequestSettled, RequestStarted
 from halter.core.ids import session_stream
-from halter.core.ports import Stored, matters_always, read_stream
+from halter.core.ports import Committed, Stored, Write, matters_always, read_stream
 from halter.core.tools import ToolSpec
 from halter.core.usage import Usage
+from halter.journal.store import JournalStore
 from halter.loop.session_runtime import wait_for_change, watch_changes
 from halter.runtime.external_effects import ModelResult
 from halter.runtime.guard_api import GuardedSession
@@ -179,6 +180,34 @@ async def test_an_outcome_is_settled_also_while_nothing_follows(desk: Desk) -> N
         await session.act(LOOK, {}, do_nothing)
         await wait_until_settled(desk, session.id, 2)
         assert (await session.receipt()).requests[0].outcome == "ok"
+
+
+async def test_an_outcome_precedes_the_next_intent_also_while_the_store_is_slow_to_take_it(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit after 50 ms waits, as it does while the store is unavailable. It is repeated by what follows."""
+    commit, is_waiting, may_go_on = JournalStore.commit, asyncio.Event(), asyncio.Event()
+    seen: list[list[str]] = []
+
+    async def commit_late(store: JournalStore, write: Write) -> Committed:
+        if "/settled/" in write.key and not is_waiting.is_set():
+            is_waiting.set()
+            await may_go_on.wait()
+        return await commit(store, write)
+
+    async def look(_: Mapping[str, Any]) -> str:
+        seen.append(await list_settled(desk, session.id))
+        return "done"
+
+    monkeypatch.setattr(JournalStore, "commit", commit_late)
+    async with open_session(desk) as session:
+        await session.ask("function:desk", "[]", answer)
+        await is_waiting.wait()
+        await session.act(LOOK, {}, look)
+        may_go_on.set()
+    assert seen == [["ok"]]
+    assert await list_settled(desk, "one.0") == ["ok", "ok"]
+    await desk.expect_receipt("COMPLETED", ["look"], 1)
 
 
 @pytest.mark.parametrize("failure", [asyncio.CancelledError, RuntimeError])

@@ -331,11 +331,11 @@ class Ledger:
         return lease in self._deferred
 
     async def flush_deferred(self, lease: Lease) -> None:
-        """Commit the deferred writes now."""
-        deferred_write = self._deferred.pop(lease, None)
+        """Commit the deferred writes now. If that fails, they still precede the session's next commit."""
+        deferred_write = self._deferred.get(lease)
         if deferred_write is not None:
             await self._store.commit(deferred_write)
-            self._wake_next_waiter()
+            self._forget_deferred(lease, deferred_write)
 
     async def settle(self, lease: Lease, flight: InFlight, result: ActualResult) -> Settlement:
         """Commit the outcome with its true cost, and wake a session that waits for money."""

@@ -473,7 +473,7 @@ class GuardedSession:
 
     def _start_flush(self) -> None:
         self._flush_task = asyncio.ensure_future(self._runtime.flush_deferred())
-        # The session's next commit raises the same error.
+        # What it could not commit precedes the session's next commit.
         self._flush_task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     def _make_call(self, tool: str | FunctionTool, arguments: Mapping[str, Any]) -> Call:
