@@ -18,7 +18,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.graph.state import CompiledStateGraph
-from langgraph.types import Command
+from langgraph.types import Command, interrupt
 
 from halter.adapters.langchain import create_agent
 from halter.core.errors import ConfigError
@@ -377,3 +377,66 @@ async def test_a_guarded_agent_is_a_subagent_of_a_deep_agent(desk: Desk) -> None
     deep = library.create_deep_agent(Delegating(requests=[]), subagents=[subagent])
     assert "Done: paid 7" in (await deep.ainvoke(ASK))["messages"][-1].content
     assert (desk.paid, await list_states(desk)) == ([7], ["COMPLETED"])
+
+
+async def test_a_tool_that_interrupts_the_run_is_called_again_when_it_is_resumed(desk: Desk) -> None:
+    @tool
+    def pay(amount: int) -> str:
+        """Pay an amount."""
+        answer = interrupt("Sure?")
+        desk.paid.append(amount)
+        return f"paid {amount}: {answer}"
+
+    agent: Any = create_agent(FunctionChatModel(requests=[]), [pay], guard=desk.guard(), checkpointer=InMemorySaver())
+    thread: Any = {"configurable": {"thread_id": "t1"}, "recursion_limit": 12}
+    assert (await agent.ainvoke(ASK, thread))["__interrupt__"]
+    last = await agent.ainvoke(Command(resume="yes"), thread)
+    assert (last["messages"][-1].content, desk.paid) == ("Done: paid 7: yes", [7])
+    assert await list_states(desk) == ["COMPLETED"]
+
+
+async def test_a_question_of_an_agent_in_a_tool_interrupts_both_and_its_call_is_made_once_after_a_yes(
+    desk: Desk,
+) -> None:
+    inner = make_agent(desk, "PRIVILEGED")
+
+    @tool("pay")
+    async def delegate(amount: int) -> str:
+        """Let the other agent pay."""
+        return str((await inner.ainvoke(ASK))["messages"][-1].content)
+
+    agent: Any = create_agent(
+        FunctionChatModel(requests=[]), [delegate], guard=desk.guard(), checkpointer=InMemorySaver()
+    )
+    thread: Any = {"configurable": {"thread_id": "t1"}, "recursion_limit": 12}
+    assert (await agent.ainvoke(ASK, thread))["__interrupt__"]
+    assert (await agent.ainvoke(Command(resume=True), thread))["__interrupt__"]
+    assert desk.paid == []
+    await desk.decide("approve")
+    last = await agent.ainvoke(Command(resume=True), thread)
+    assert (last["messages"][-1].content, desk.paid) == ("Done: Done: paid 7", [7])
+    assert await list_states(desk) == ["COMPLETED", "COMPLETED"]
+
+
+async def test_a_call_whose_result_the_graph_lost_is_not_made_again_and_its_result_is_told(desk: Desk) -> None:
+    was_made = asyncio.Event()
+
+    class Wait(AgentMiddleware[Any, Any]):
+        async def awrap_tool_call(self, request: Any, handler: Any) -> Any:
+            result = await handler(request)
+            if not was_made.is_set():
+                was_made.set()
+                await asyncio.Event().wait()
+            return result
+
+    desk.lease = 1.0
+    agent = make_agent(desk, middleware=[Wait()], checkpointer=InMemorySaver())
+    thread: Any = {"configurable": {"thread_id": "t1"}, "recursion_limit": 12}
+    run = asyncio.create_task(agent.ainvoke(ASK, thread))
+    await was_made.wait()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    last = await agent.ainvoke(None, thread)
+    assert desk.paid == [7]
+    assert "paid 7" in last["messages"][-1].content

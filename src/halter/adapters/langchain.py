@@ -194,13 +194,27 @@ class GuardMiddleware(AgentMiddleware[Any, Any]):
         schema = tool.get_input_jsonschema if tool else dict
         spec = self._runs.spec(call["name"], tool.description if tool else "", schema)
 
-        async def act(admitted_arguments: Mapping[str, Any]) -> Any:
-            return await handler(request.override(tool_call={**call, "args": dict(admitted_arguments)}))
+        interrupts: list[GraphInterrupt] = []
 
-        pauses = bool(get_config().get("configurable", {}).get("__pregel_checkpointer"))
+        async def act(admitted_arguments: Mapping[str, Any]) -> Any:
+            try:
+                return await handler(request.override(tool_call={**call, "args": dict(admitted_arguments)}))
+            except GraphInterrupt as interrupted:
+                interrupts.append(interrupted)
+                return INTERRUPTED
+
+        pauses, name, attempts = bool(get_config().get("configurable", {}).get("__pregel_checkpointer")), call["id"], 1
         while True:
             try:
-                return await session.act(spec, call["args"], act, name=str(call["id"]), wait=not pauses)
+                result = await session.act(spec, call["args"], act, name=str(name), wait=not pauses)
+                if interrupts:
+                    raise interrupts[0]
+                if result == INTERRUPTED:
+                    attempts, name = attempts + 1, f"{call['id']}.{attempts + 1}"
+                    continue
+                # An earlier process made the call: its result is a text.
+                earlier = isinstance(result, str)
+                return ToolMessage(result, tool_call_id=call["id"], name=call["name"]) if earlier else result
             except DecisionPending as pending:
                 # The answer to the interrupt is not the decision. Only the decision in Halter counts: it is read again.
                 interrupt({"decision": pending.decision, "session": session.id, "tool": spec.name})
@@ -221,6 +235,9 @@ class GuardMiddleware(AgentMiddleware[Any, Any]):
             raise ConfigError(OUTSIDE)
         return self._sessions[session_id]
 
+
+INTERRUPTED: Final = "The tool interrupted the run. It begins again when the run is resumed, as a call of its own."
+"""The result of a call that was interrupted. A tool's own result is a message, and its text never is this one alone."""
 
 OUTSIDE: Final = "A guarded agent ran outside a session. Run the agent that `create_agent` returned."
 
