@@ -397,3 +397,12 @@ async def test_agents_that_are_tools_of_each_other_are_guarded(desk: Desk) -> No
     second.tools.append(first.as_tool("ask_desk", "Ask the desk."))
     assert (await guard(second, guard=desk.guard()).run("Pay.")).final_output == "It said: Done: paid 7 EUR"
     await desk.expect_receipt("COMPLETED", ["ask_desk", "pay"], requests=4)
+
+
+async def test_a_stream_that_is_broken_off_within_a_request_ends_its_session(desk: Desk) -> None:
+    event = asyncio.Event()
+    async with make_runner(desk, model=FunctionModel(gate=event)).run_streamed("Pay the bill."):
+        await event.wait()
+    async with desk.guard() as guarded:
+        (receipt,) = await guarded.receipts()
+    assert (receipt.state, [line.outcome for line in receipt.requests]) == ("COMPLETED", ["cancelled"])

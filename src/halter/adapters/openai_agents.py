@@ -20,13 +20,13 @@ the tool is in `allow_native`.
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import replace
 from types import CellType, FunctionType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 from agents import Agent, Handoff, Model, ModelResponse, ModelSettings, RunConfig, Runner, RunResult, RunState
@@ -82,7 +82,25 @@ class _Run:
         self.session = session
         self.can_pause = can_pause
         self.admitted: dict[str, _AdmittedCall] = {}
+        self.effects: list[asyncio.Task[Any]] = []
+        """The tasks of requests and calls in progress. The SDK does not wait for those of a run that is broken off."""
         self._refusal: EffectRefused | None = None
+
+    @contextmanager
+    def in_effect(self) -> Generator[None]:
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self.effects.append(task)
+        try:
+            yield
+        finally:
+            self.effects.remove(task)
+
+    async def stop_effects(self) -> None:
+        """Cancel the requests and calls that are still in progress, and wait until they are settled."""
+        if tasks := [*self.effects]:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
 
     def accept_refusal(self, refused: EffectRefused) -> str:
         """Return the text of a refusal for the model. One that ends the session is raised, now and by `require`."""
@@ -163,6 +181,7 @@ class GuardedRunner:
             finally:
                 _RUN.reset(token)
                 await cancel_and_wait(*(each.settled for each in run.admitted.values()))
+                await run.stop_effects()
 
     def _guard_options(self, options: dict[str, Any]) -> dict[str, Any]:
         """Copy the options with the models of the run's configuration under the guard."""
@@ -305,7 +324,8 @@ def _guard_tool(tool: FunctionTool, runs: GuardedRuns, *, runs_agent: bool = Fal
 
         try:
             if (admitted_call := run.admitted.pop(call, None)) is None:
-                result = await run.session.act(spec, arguments, work, name=call, wait=not run.can_pause)
+                with run.in_effect():
+                    result = await run.session.act(spec, arguments, work, name=call, wait=not run.can_pause)
             else:
                 admitted_call.work.set_result(work)
                 result = await admitted_call.settled
@@ -387,7 +407,8 @@ class _GuardedModel(Model):
         model_name = name if ":" in name else f"openai:{name}"
         run = _find_run()
         try:
-            return await ask_model(run.session, model_name, request_json, ask, limit)
+            with run.in_effect():
+                return await ask_model(run.session, model_name, request_json, ask, limit)
         except EffectRefused as refused:
             run.accept_refusal(refused)
             raise
