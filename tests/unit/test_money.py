@@ -29,6 +29,7 @@ from halter.core.money import (
     Unit,
     compute_cap_overrun,
     forecast_cost,
+    format_bound_micros,
     format_compared_micros,
     format_exact_micros,
     format_micros,
@@ -113,6 +114,14 @@ def test_a_shown_amount_is_short_near_the_exact_one_and_never_zero_for_something
     assert re.fullmatch(r"-?\$[\d,]+\.(\d\d|00\d{1,4})", text)
     assert abs(shown - micros) <= (5_000 if abs(micros) >= 10_000 else abs(micros) // 20)
     assert (shown == 0) == (micros == 0)
+
+
+@given(st.integers(0, 10**12))
+def test_a_shown_bound_is_short_and_never_below_the_exact_one(micros: int) -> None:
+    text = format_bound_micros(micros)
+    shown = int(Decimal(text.replace("$", "").replace(",", "")) * DOLLAR)
+    assert re.fullmatch(r"\$[\d,]+\.(\d\d|00\d{1,4})", text)
+    assert micros <= shown <= micros + max(9_999, micros // 10)
 
 
 @given(st.integers(0, 10**12))

@@ -18,7 +18,7 @@ from halter.autonomy.upkeep import Unhealthy
 from halter.core.agent_spec import Schedule, Watch
 from halter.core.clock import MINUTE, SECOND, WindowLength, window_at, window_end
 from halter.core.effect_events import SkipReason
-from halter.core.money import BudgetRow, Cap, Caps, ScopedCap, format_micros
+from halter.core.money import BudgetRow, Cap, Caps, ScopedCap, format_exact_micros
 from halter.core.rows import TriggerRow
 from halter.core.schedules import TickCount, Timing, count_ticks, next_tick_after
 from halter.core.vocabulary import State
@@ -281,7 +281,7 @@ def _make_delay(remaining: int, conditions: TriggerConditions, capacity: int | N
 def check_cap_exhausted(remaining: int, cap: int, scope: str, until: int | None) -> CapExhausted | None:
     if remaining > 0:
         return None
-    return CapExhausted(f"The cap of {scope}, {format_micros(cap)}, is spent or held.", until)
+    return CapExhausted(f"The cap of {scope}, {format_exact_micros(cap)}, is spent or held.", until)
 
 
 COARSEST_FIRST: Final[tuple[WindowLength, ...]] = ("", "month", "day", "hour", "minute")

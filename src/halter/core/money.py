@@ -66,6 +66,12 @@ def format_micros(micros: int) -> str:
     return format_exact_micros(-rounded_size if micros < 0 else rounded_size)
 
 
+def format_bound_micros(micros: int) -> str:
+    """Format an upper bound for people: short as in `format_micros`, and rounded up, so that it stays a bound."""
+    step = CENT if micros >= CENT else 10 ** max(0, len(str(micros)) - 2)
+    return format_exact_micros(-(-micros // step) * step)
+
+
 def format_exact_micros(micros: int) -> str:
     """Format an amount to its last digit, in cents, or finer if needed."""
     dollars, fraction = divmod(abs(micros), DOLLAR)

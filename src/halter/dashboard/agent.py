@@ -7,7 +7,7 @@ from decimal import Decimal
 from halter.core.clock import DAY, format_duration
 from halter.core.errors import NotDone
 from halter.core.events import SensorChanged
-from halter.core.money import ZERO_USD, Cap, format_usd, micros_to_usd
+from halter.core.money import ZERO_USD, Cap, format_exact_micros, format_usd
 from halter.core.rows import SessionRow
 from halter.core.text import format_count
 from halter.core.tools import ProviderTool
@@ -403,5 +403,5 @@ def list_definition_facts(definition: AgentDefinition) -> list[tuple[str, str]]:
 
 
 def _format_cap(cap: Cap) -> str:
-    amount = "no cap" if cap.max_cost_usd is None else format_usd(micros_to_usd(cap.max_cost_usd))
+    amount = "no cap" if cap.max_cost_usd is None else format_exact_micros(cap.max_cost_usd)
     return f"{amount} per {cap.per}" if cap.per else amount

@@ -33,7 +33,7 @@ from halter.core.events import (
     TriggerMade,
 )
 from halter.core.ids import FLEET, StreamId, can_decide, inbox_stream, trigger_stream
-from halter.core.money import Account, format_compared_micros
+from halter.core.money import Account, format_exact_micros
 from halter.core.ports import Draft, Lease, Query, Rows, Store, Write
 from halter.core.project import rows_of_event, rows_of_hold
 from halter.core.provenance import Flaw
@@ -564,7 +564,8 @@ def ask_question(question: Question, lease: Lease | None = None) -> Write:
 
 
 def make_cap_question(refused_id: str, name: str, cap: CostCapReached, expires_in: int) -> Question:
-    cost_text, spent_text, cap_text = format_compared_micros(cap.amount, cap.spent, cap.cap)
+    # Rounded, an amount and what is spent could look as if they fitted the cap together.
+    cost_text, spent_text, cap_text = map(format_exact_micros, (cap.amount, cap.spent, cap.cap))
     return Question(
         decision=f"{refused_id}/cap/{cap.cap}",
         about="cap_raise",

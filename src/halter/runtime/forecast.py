@@ -30,7 +30,8 @@ from halter.core.money import (
     Leg,
     Spender,
     forecast_cost,
-    format_micros,
+    format_bound_micros,
+    format_exact_micros,
     list_accounts,
     micros_to_usd,
 )
@@ -259,7 +260,7 @@ async def compute_mean_cost(store: Store, agent: str, now: int) -> MeanCost | No
 
 
 def format_bound(micros: int | None) -> str:
-    return "any amount" if micros is None else f"at most {format_micros(micros)}"
+    return "any amount" if micros is None else f"at most {format_bound_micros(micros)}"
 
 
 async def describe_spending_limits(app: Runtime, policy: ResolvedPolicy) -> str:
@@ -279,7 +280,7 @@ async def describe_spending_limits(app: Runtime, policy: ResolvedPolicy) -> str:
 def _describe_cap(leg: Leg, row: BudgetRow | None) -> str:
     cap = leg.cap if row is None else row.cap
     per = leg.window.partition("/")[0]
-    return f"{'any amount' if cap is None else format_micros(cap)}{f' a {per}' if per else ''}"
+    return f"{'any amount' if cap is None else format_exact_micros(cap)}{f' a {per}' if per else ''}"
 
 
 class TriggerPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ from halter.core.events import (
 )
 from halter.core.ids import SessionId, make_worker_id, session_stream
 from halter.core.messages import Message, Reply
-from halter.core.money import Leg, Spender, format_micros, list_accounts
+from halter.core.money import Leg, Spender, format_exact_micros, list_accounts
 from halter.core.ports import Draft, Lease, Query, Store, Stored, Write, offload_body, read_body, read_stream
 from halter.core.rows import SessionRow, StreamRow, explain_newer_format
 from halter.core.spec import ResolvedPolicy
@@ -541,13 +541,14 @@ async def _name_reached_cap(
     if cap_event is not None and cap_event.window:
         per = cap_event.window.partition("/")[0]
         file = "halter.yaml" if cap_event.scope == "fleet" else "agent.yaml"
+        amount = format_exact_micros(cap_event.cap)
         return (
-            f"the cap of {cap_event.scope} for {'an' if per == 'hour' else 'a'} {per}, {format_micros(cap_event.cap)}",
+            f"the cap of {cap_event.scope} for {'an' if per == 'hour' else 'a'} {per}, {amount}",
             f"max_cost_usd_per_{per} in {file}",
         )
     session_leg = Leg(session_stream(row.session), "", "usd", policy.caps.session.max_cost_usd, 0)
     cap = await _read_binding_cap(store, session_leg)
-    return "its cap" if cap is None else f"its cap of {format_micros(cap)}", "max_cost_usd"
+    return "its cap" if cap is None else f"its cap of {format_exact_micros(cap)}", "max_cost_usd"
 
 
 async def _read_binding_cap(store: Store, leg: Leg) -> int | None:

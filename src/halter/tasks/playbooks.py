@@ -15,7 +15,7 @@ from halter.core.agent_spec import MissingReference, Playbook, Results, Skill, S
 from halter.core.clock import DAY, MINUTE
 from halter.core.events import CallSettled
 from halter.core.messages import Message, Prompt, Text
-from halter.core.money import format_micros
+from halter.core.money import format_exact_micros
 from halter.core.ports import Store, Stored, read_body
 from halter.core.provenance import ArgumentUse, Declaration
 from halter.core.text import clean, decode_body, join_names, shorten
@@ -160,7 +160,7 @@ def make_playbook_verb(playbooks: Mapping[str, Playbook], make_call: MakeCall, r
             if cap is not None and remaining is not None and remaining <= 0:
                 raise Failed(
                     "CostCapReached",
-                    f"step {number} was not started: {format_micros(cap)} is spent",
+                    f"step {number} was not started: {format_exact_micros(cap)} is spent",
                     "\n".join(sentences),
                 )
             answer = await make_call(Call(f"{call}/{number}", step.call, arguments), remaining)
@@ -187,7 +187,7 @@ def make_playbook_verb(playbooks: Mapping[str, Playbook], make_call: MakeCall, r
 
 def _describe_playbook(name: str, playbook: Playbook) -> str:
     inputs_text = f" takes {join_names(playbook.inputs)} and" if playbook.inputs else ""
-    cap_text = "" if playbook.max_cost_usd is None else f", for at most {format_micros(playbook.max_cost_usd)}"
+    cap_text = "" if playbook.max_cost_usd is None else f", for at most {format_exact_micros(playbook.max_cost_usd)}"
     return f"{name}{inputs_text} calls {join_names(playbook.tools)}{cap_text}."
 
 
