@@ -15,6 +15,7 @@ import pytest
 from halter import adapters
 from halter.adapters.guarded_runs import NO_TOOLS, GuardedRuns, find_first_open, read_task_text
 from halter.core.clock import SECOND
+from halter.core.errors import LeaseLost
 from halter.core.events import CallSettled, CallStarted, RequestSettled, RequestStarted
 from halter.core.ids import session_stream
 from halter.core.ports import Committed, Stored, Write, matters_always, read_stream
@@ -220,6 +221,22 @@ async def test_an_outcome_is_settled_also_if_the_run_is_broken_off(desk: Desk, f
     with pytest.raises(failure):
         await break_off()
     assert await list_settled(desk, "one.0") == ["ok"]
+
+
+async def test_a_cancelled_run_is_cancelled_also_if_another_process_has_taken_its_session(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lose(_: JournalStore, __: Write) -> Committed:
+        raise LeaseLost("Another process has taken the session.")
+
+    async def break_off() -> None:
+        async with open_session(desk) as session:
+            await session.ask("function:desk", "[]", answer)
+            monkeypatch.setattr(JournalStore, "commit", lose)
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await break_off()
 
 
 async def test_the_money_of_a_deferred_settlement_is_free_for_the_next_request(desk: Desk) -> None:

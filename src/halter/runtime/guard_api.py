@@ -128,7 +128,8 @@ class Guard(AgentProgram):
                 await session.end("ERROR", "error")
             raise
         except BaseException:
-            await session.flush_deferred()
+            with suppress(LeaseLost):
+                await session.flush_deferred()
             raise
         await session.end("COMPLETED", "completed")
 
