@@ -567,7 +567,7 @@ def test_a_paused_agent_is_switched_on_from_its_card_on_home(house: House, visit
     house.run(house.app.store.commit(park_session(lease, "archive-9/paused", parked)))
     page = visit("operator").open("/")
     card = page.get_by_role("article", name="archive is paused in session archive-9")
-    card.get_by_role("button", name="Switch archive on", exact=True).click()
+    card.get_by_role("button", name="Switch on archive", exact=True).click()
     press(dialog(page), "Switch on")
     expect(page.get_by_text("archive is on: it runs where")).to_be_visible()
     agents = {line.agent: line.on for line in house.run(queries.fleet(house.desk))}

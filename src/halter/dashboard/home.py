@@ -432,7 +432,7 @@ def _find_answer(page: OpenPage, need: Need) -> tuple[str, Click, str, str] | No
         case "halt":
             return "Resume…", lambda: ask_to_resume(page, need.scope), "plain", f"Resume {need.scope}"
         case kind if kind in SWITCHED_ON:
-            return "Switch on…", lambda: ask_to_switch_on(page, need.agent), "plain", f"Switch {need.agent} on"
+            return "Switch on…", lambda: ask_to_switch_on(page, need.agent), "plain", f"Switch on {need.agent}"
         case _:
             return None
 
