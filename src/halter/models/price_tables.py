@@ -456,7 +456,8 @@ def _pair_entries(packed: bytes) -> "Iterator[tuple[Mapping[str, Any], Mapping[s
     """Pair each entry that can be used with its seller and itself in the file's own format."""
     data = zlib.decompress(packed)
     for raw_seller, seller in zip(msgspec.json.decode(data), read_table(data), strict=True):
-        for raw_entry, entry in zip(filter(_is_usable, raw_seller["models"]), seller.models, strict=True):
+        raw_entries: list[Mapping[str, Any]] = [each for each in raw_seller["models"] if _is_usable(each)]
+        for raw_entry, entry in zip(raw_entries, seller.models, strict=True):
             yield raw_seller, raw_entry, entry
 
 
