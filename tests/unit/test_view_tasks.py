@@ -144,7 +144,12 @@ WALKED: list[tuple[AnyEvent, bytes, str, str]] = [
         "proposes the precedent p (late): By a week",
         PLAIN,
     ),
-    (ProposalDecided(proposal="f1", about="finding", status="kept", by="ada"), b"", "ada accepted the finding f1", PLAIN),
+    (
+        ProposalDecided(proposal="f1", about="finding", status="kept", by="ada"),
+        b"",
+        "ada accepted the finding f1",
+        PLAIN,
+    ),
     (
         NotificationQueued(notification="n1", channel="mail", agent="clerk"),
         b'{"subject": "Late", "text": "x"}',
