@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from halter.cli import build
+from halter.cli.commands import build_command_tree
 from halter_drills.chaos import ROUND, SERVER_NOT_STOPPED, STOPPED, WORKERS, beginnings, plan_faults, rounds, run
 from halter_drills.drill import Setting
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.timeout(400)]
 @pytest.mark.soak
 @pytest.mark.usefixtures("postgres_binaries")
 def test_workers_that_are_killed_and_stopped_lose_nothing_and_do_nothing_twice() -> None:
-    answer = CliRunner().invoke(build(), ["drill", "chaos", "--seeds", "30", "--json"])
+    answer = CliRunner().invoke(build_command_tree(), ["drill", "chaos", "--seeds", "30", "--json"])
     result = json.loads(answer.stdout)
     assert result["detail"]["violations"] == []
     assert (answer.exit_code, result["drill"], result["store"], result["cases"]) == (0, "chaos", "postgresql", 30)

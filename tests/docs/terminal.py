@@ -12,7 +12,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from halter.cli import build
+from halter.cli.commands import build_command_tree
 from tests.processes import warm_command
 
 PATIENCE = 30
@@ -107,7 +107,7 @@ class Terminal:
 
     def _invoked(self, words: list[str]) -> tuple[str, int]:
         values: dict[str, str | None] = dict.fromkeys(os.environ)
-        result = CliRunner().invoke(build(), words, prog_name="halter", env={**values, **self.environ})
+        result = CliRunner().invoke(build_command_tree(), words, prog_name="halter", env={**values, **self.environ})
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return result.output, result.exit_code

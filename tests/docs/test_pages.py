@@ -7,7 +7,7 @@ import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from halter.cli import build
+from halter.cli.commands import build_command_tree
 from tests.docs.pages import Page, all_pages
 from tests.docs.reading import WITH_A_MODEL, Reader, commands_of
 
@@ -80,7 +80,7 @@ def test_no_block_hides_in_a_list_where_nobody_would_try_it() -> None:
 
 
 def test_every_command_that_a_page_names_can_be_typed() -> None:
-    texts = set(cast("TyperGroup", get_command(build())).commands)
+    texts = set(cast("TyperGroup", get_command(build_command_tree())).commands)
     named = {
         (page.name, word) for page in PAGES for word in re.findall(r"(?:`|^)halter ([a-z]+)", page.text, re.MULTILINE)
     }

@@ -116,9 +116,9 @@ def commands() -> Iterator[str]:
     """List the commands with their options and arguments, and the exit codes."""
     import typer
 
-    from halter.cli import build, exit_codes
+    from halter.cli import exit_codes
 
-    yield from _commands(typer.main.get_command(build()), "halter")
+    yield from _commands(typer.main.get_command(build_command_tree()), "halter")
     yield from (f"exit code {code}" for code in exit_codes.EXIT_MEANINGS)
 
 

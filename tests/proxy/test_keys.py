@@ -10,7 +10,7 @@ import httpx2
 import pytest
 from typer.testing import CliRunner
 
-from halter.cli import build
+from halter.cli.commands import build_command_tree
 from halter.proxy.keys import KeyFile, KeyLimits, KeyRing, make_key_secret, make_virtual_key
 
 OPUS = "claude-opus-5-5"
@@ -28,7 +28,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def types(*words: str) -> Any:
-    return CliRunner().invoke(build(), ["keys", *words])
+    return CliRunner().invoke(build_command_tree(), ["keys", *words])
 
 
 def list_caps() -> dict[str, Any]:

@@ -16,7 +16,7 @@ import httpx2
 import pytest
 from typer.testing import CliRunner
 
-from halter.cli import build
+from halter.cli.commands import build_command_tree
 from halter.core.events import RequestSettled, RequestStarted
 
 OPUS = "claude-opus-5-5"
@@ -110,7 +110,7 @@ async def test_a_client_that_does_not_work_is_shown_why(place: Any) -> None:
 
 async def check(*words: str) -> tuple[int, str]:
     """Type `halter proxy check`; return its exit code, and what it prints."""
-    result = await asyncio.to_thread(CliRunner().invoke, build(), ["proxy", "check", *words])
+    result = await asyncio.to_thread(CliRunner().invoke, build_command_tree(), ["proxy", "check", *words])
     return result.exit_code, result.output
 
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
-from halter.cli import build
+from halter.cli.commands import build_command_tree
 from halter.core.clock import HOUR, MINUTE
 from halter.core.errors import ConfigError, StoreUnavailable
 from halter.core.events import PersonSignedOn, SignOnRefused
@@ -183,7 +183,7 @@ async def test_sign_ons_are_exported_with_the_calls_once(tmp_path: Path) -> None
         await log.record_request(ask(USER, ("x-forwarded-groups", "guests")), PROXY)
     words = ["audit", "--store", store, "--export", str(export), "--cursor", "siem"]
     for _ in range(2):
-        result = await asyncio.to_thread(CliRunner().invoke, build(), words, env=environ)
+        result = await asyncio.to_thread(CliRunner().invoke, build_command_tree(), words, env=environ)
         assert result.exit_code == 0, result.output
     rows = [msgspec.json.decode(line) for line in export.read_bytes().splitlines()]
     assert [(row["tool"], row["outcome"], row["decided_by"], row["capability_level"]) for row in rows] == [

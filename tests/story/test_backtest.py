@@ -14,7 +14,7 @@ from loops import calls, says, used
 from typer.testing import CliRunner, Result
 
 from halter import Agent
-from halter.cli import build
+from halter.cli.commands import build_command_tree
 from halter.core.ids import SortableIds
 from halter.core.money import Cap, micros_to_usd
 from halter.core.spec import Phase, Policy, ResolvedPolicy, ToolRule
@@ -206,7 +206,7 @@ async def test_what_was_erased_or_masked_is_not_judged_and_says_why(bench: Bench
     masked = await run_backtest(bench, with_rules(send=ToolRule(approval="always")))
     assert (masked.unjudged, masked.changed) == ({MASKED: 1}, {"allowed → asked": 2})
     texts = ["erase", "--session", text, "--yes", "--store", str(bench.file)]
-    result = await asyncio.to_thread(CliRunner().invoke, build(), texts, env=environment(bench.folder))
+    result = await asyncio.to_thread(CliRunner().invoke, build_command_tree(), texts, env=environment(bench.folder))
     assert result.exit_code == 0, result.output
     erased = await run_backtest(bench, with_rules(send=ToolRule(approval="always")))
     assert (erased.unjudged, erased.changed) == ({ERASED: 3, MASKED: 1}, {})
@@ -276,7 +276,7 @@ def test_a_person_tries_a_policy_before_it_is_applied(bench: Bench) -> None:
     base = f"--agent desk --store {bench.file}"
 
     def types(line: str) -> Result:
-        return CliRunner().invoke(build(), shlex.split(f"{line} {base}"), env=environment(bench.folder))
+        return CliRunner().invoke(build_command_tree(), shlex.split(f"{line} {base}"), env=environment(bench.folder))
 
     assert "2 sessions" in types("policy backtest --cap 0.15").stdout
     assert types("policy backtest --cap 4 --fail-on changed").exit_code == 0
@@ -292,7 +292,7 @@ def test_a_person_tries_a_policy_before_it_is_applied(bench: Bench) -> None:
     nothing = types("policy backtest")
     assert (nothing.exit_code, "Nothing to test: give a policy, a cap or a revision" in nothing.output) == (2, True)
     typo = CliRunner().invoke(
-        build(),
+        build_command_tree(),
         shlex.split(f"policy backtest --agent dsek --cap 1 --store {bench.file}"),
         env=environment(bench.folder),
     )
@@ -315,7 +315,7 @@ def test_a_policy_that_asks_less_than_the_recorded_one_fails_a_check_for_loosene
     line = f"policy backtest --policy {file} --agent desk --store {bench.file} --fail-on loosened"
     for tools, exit_code in (("{send: {approval: always}}", 0), ("{}", 1)):
         file.write_text(f"name: desk\npolicy:\n  provenance: off\n  tools: {tools}\n")
-        result = CliRunner().invoke(build(), shlex.split(line), env=environment(bench.folder))
+        result = CliRunner().invoke(build_command_tree(), shlex.split(line), env=environment(bench.folder))
         assert result.exit_code == exit_code, result.output
 
 
@@ -324,7 +324,7 @@ def test_two_policies_are_compared_before_one_is_chosen(tmp_path: Path) -> None:
         (tmp_path / name).write_text(f"limits:\n  max_cost_usd_per_day: {cap}\n")
 
     def types(*words: str) -> Result:
-        return CliRunner().invoke(build(), ["policy", "diff", *words], env=environment(tmp_path))
+        return CliRunner().invoke(build_command_tree(), ["policy", "diff", *words], env=environment(tmp_path))
 
     text, output = str(tmp_path / "one"), str(tmp_path / "other")
     assert "LOOSER" in types(text, output).stdout

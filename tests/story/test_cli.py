@@ -12,7 +12,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from halter.cli import build
+from halter.cli.commands import build_command_tree
 from halter.core.events import CallStarted, SessionStarted
 from halter.core.ids import WorkerId
 from halter.core.money import Caps, Spender, make_legs
@@ -38,7 +38,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def halter(environment: dict[str, str]) -> Halter:
     runner = CliRunner()
-    return lambda *words: runner.invoke(build(), list(words), env=environment)
+    return lambda *words: runner.invoke(build_command_tree(), list(words), env=environment)
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from halter.cli import build
 from halter.cli.command import add_connect_timeout
+from halter.cli.commands import build_command_tree
 from halter.core.errors import ConfigError
 from halter.core.events import SessionStarted
 from halter.core.text import format_count
@@ -128,7 +128,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def halter(environment: dict[str, str]) -> Callable[..., Result]:
     runner = CliRunner()
-    return lambda *words: runner.invoke(build(), list(words), env=environment)
+    return lambda *words: runner.invoke(build_command_tree(), list(words), env=environment)
 
 
 @pytest.fixture

@@ -9,9 +9,8 @@ import pytest
 from typer.core import TyperGroup
 from typer.testing import CliRunner, Result
 
-from halter.cli import build
 from halter.cli.command import make_desk, show_sheet
-from halter.cli.commands import SHORT_FLAGS, load_all_commands
+from halter.cli.commands import SHORT_FLAGS, build_command_tree, load_all_commands
 from halter.cli.decisions import ask_decisions
 from halter.core.clock import DAY
 from halter.core.errors import NotDone
@@ -37,7 +36,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def types(home: Path, line: str) -> Result:
-    return CliRunner().invoke(build(), shlex.split(line), env=environment(home))
+    return CliRunner().invoke(build_command_tree(), shlex.split(line), env=environment(home))
 
 
 def list_names(home: Path, line: str) -> list[str]:
@@ -131,11 +130,11 @@ def test_where_nothing_has_run_yet_nothing_is_wrong(tmp_path: Path, line: str) -
 @pytest.mark.parametrize("line", [*LOOKS, "halt fleet", "cancel clerk-1"])
 def test_a_store_that_was_named_and_is_not_there_is_a_mistake(tmp_path: Path, line: str) -> None:
     result = CliRunner().invoke(
-        build(), [*line.split(), "--store", str(tmp_path / "typo.db")], env=environment(tmp_path)
+        build_command_tree(), [*line.split(), "--store", str(tmp_path / "typo.db")], env=environment(tmp_path)
     )
     assert result.exit_code == 3
     values = {**environment(tmp_path), "HALTER_STORE": str(tmp_path / "typo.db")}
-    assert CliRunner().invoke(build(), line.split(), env=values).exit_code == 3
+    assert CliRunner().invoke(build_command_tree(), line.split(), env=values).exit_code == 3
 
 
 @pytest.mark.parametrize("line", ["halt fleet", "cancel clerk-1", "deny x", "budget raise fleet 3"])

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 from typer.testing import CliRunner
 
-from halter.cli import build
 from halter.cli.audit import ReadPosition, open_sink, read_cursor, read_settled_calls, write_cursor
+from halter.cli.commands import build_command_tree
 from halter.cli.sessions import format_event_line
 from halter.core.clock import Clock
 from halter.core.errors import ConfigError
@@ -80,7 +80,7 @@ class Desk:
     def halter(self, *words: str) -> str:
         environ = {"XDG_STATE_HOME": str(self.folder / "state"), "XDG_CONFIG_HOME": str(self.folder / "config")}
         result = CliRunner().invoke(
-            build(), [*words, "--store", str(self.file)], env={**environ, "HALTER_PERSON": "ada"}
+            build_command_tree(), [*words, "--store", str(self.file)], env={**environ, "HALTER_PERSON": "ada"}
         )
         assert result.exit_code == 0, result.output
         return result.stdout

@@ -9,8 +9,7 @@ import pytest
 from typer.core import TyperGroup
 from typer.testing import CliRunner, Result
 
-from halter.cli import build
-from halter.cli.commands import load_all_commands
+from halter.cli.commands import build_command_tree, load_all_commands
 from tests.story.clerks import environment, furnish
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +59,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def type_in_copy(home: Path, line: str) -> Result:
     shutil.rmtree(home)
     shutil.copytree(home.with_name("kept"), home)
-    return CliRunner().invoke(build(), shlex.split(line), env=environment(home))
+    return CliRunner().invoke(build_command_tree(), shlex.split(line), env=environment(home))
 
 
 def mask_moments(text: str) -> str:
@@ -99,7 +98,7 @@ def test_an_option_of_another_view_is_refused_with_a_sentence(home: Path, line: 
 
 def test_resume_of_an_agent_that_is_off_switches_it_on_and_says_so(home: Path) -> None:
     answers = [
-        CliRunner().invoke(build(), shlex.split(line), env=environment(home)).output
+        CliRunner().invoke(build_command_tree(), shlex.split(line), env=environment(home)).output
         for line in ("off clerk", "resume clerk", "off clerk", "on clerk", "off clerk", "halt clerk", "resume clerk")
     ]
     assert answers[1] == "clerk is on: it runs where `halter up` has its folder.\n"
@@ -108,13 +107,15 @@ def test_resume_of_an_agent_that_is_off_switches_it_on_and_says_so(home: Path) -
 
 
 def list_help_texts(group: TyperGroup, path: tuple[str, ...] = ()) -> list[str]:
-    texts = [CliRunner().invoke(build(), [*path, "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).stdout]
+    texts = [CliRunner().invoke(build_command_tree(), [*path, "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).stdout]
     for name, command in group.commands.items():
         if not command.hidden and isinstance(command, TyperGroup):
             texts += list_help_texts(command, (*path, name))
         elif not command.hidden:
             texts.append(
-                CliRunner().invoke(build(), [*path, name, "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).stdout
+                CliRunner()
+                .invoke(build_command_tree(), [*path, name, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
+                .stdout
             )
     return texts
 
@@ -122,7 +123,7 @@ def list_help_texts(group: TyperGroup, path: tuple[str, ...] = ()) -> list[str]:
 def test_no_help_shows_a_former_command() -> None:
     shown = [match[0] for text in list_help_texts(load_all_commands()) for match in FORMER.finditer(text)]
     assert shown == []
-    root = CliRunner().invoke(build(), ["--help"], env={"COLUMNS": "200", "TERM": "dumb"}).stdout
+    root = CliRunner().invoke(build_command_tree(), ["--help"], env={"COLUMNS": "200", "TERM": "dumb"}).stdout
     assert not re.search(r"^│ (schedules|top|tail|receipt) ", root, re.MULTILINE)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from halter.cli import build
+from halter.cli.commands import build_command_tree
 from halter.core.clock import DAY, SystemClock
 from halter.core.events import (
     DecisionAsked,
@@ -32,7 +32,7 @@ class Quick(Person):
     """Somebody who types in this very process: many words take little time."""
 
     def types(self, *words: str, given: bytes = b"") -> tuple[int, str, str]:
-        result = CliRunner().invoke(build(), list(words), env=self.environ, input=given)
+        result = CliRunner().invoke(build_command_tree(), list(words), env=self.environ, input=given)
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
         return result.exit_code, result.stdout, result.stderr
 

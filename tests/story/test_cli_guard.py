@@ -15,7 +15,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from halter.cli import build
+from halter.cli.commands import build_command_tree
 from halter.config.agent_files import read_playbook
 from halter.core.clock import HOUR
 from halter.core.events import CallStarted, DecisionAsked, SessionParked
@@ -88,7 +88,7 @@ class Place:
             (self.agent / name).write_text(text)
 
     def halter(self, *words: str, typed: str = "", **environ: str) -> Result:
-        return CliRunner().invoke(build(), list(words), env={**self.environment, **environ}, input=typed)
+        return CliRunner().invoke(build_command_tree(), list(words), env={**self.environment, **environ}, input=typed)
 
     def answer(self, *words: str, **options: str) -> str:
         """Type a command that must succeed, and return what it answers."""

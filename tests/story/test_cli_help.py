@@ -16,8 +16,7 @@ import pytest
 from typer.core import TyperGroup
 from typer.testing import CliRunner, Result
 
-from halter.cli import build
-from halter.cli.commands import COMMANDS, EXAMPLES, load_all_commands
+from halter.cli.commands import COMMANDS, EXAMPLES, build_command_tree, load_all_commands
 from halter.cli.exit_codes import EXIT_MEANINGS
 from tests.processes import warm_command
 from tests.story.clerks import environment, furnish
@@ -113,7 +112,9 @@ def home(furnished: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def types(home: Path, line: str, given: str = "", **more: str) -> Result:
-    return CliRunner().invoke(build(), shlex.split(line)[1:], env={**environment(home), **more}, input=given)
+    return CliRunner().invoke(
+        build_command_tree(), shlex.split(line)[1:], env={**environment(home), **more}, input=given
+    )
 
 
 def leaves(group: TyperGroup, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -136,7 +137,7 @@ def test_the_help_is_grouped_and_every_command_has_one_line_of_it() -> None:
         for name, (_, line) in COMMANDS[panel].items():
             assert len(line) <= 65, name
             assert line.endswith("."), name
-    text = CliRunner().invoke(build(), ["--help"], env={"COLUMNS": "80", "TERM": "dumb"}).stdout
+    text = CliRunner().invoke(build_command_tree(), ["--help"], env={"COLUMNS": "80", "TERM": "dumb"}).stdout
     results = re.findall(r"^│ (\w+) +\S.*│$", text, re.MULTILINE)
     assert results == [name for commands in COMMANDS.values() for name in commands]
 
@@ -146,7 +147,7 @@ def test_every_command_says_what_it_does_in_a_line_and_in_more_detail_and_shows_
     line, _, outcome = (ALL[name].help or "").partition("\n\n")
     assert line.endswith(".")
     assert outcome
-    result = CliRunner().invoke(build(), [*name.split(), "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
+    result = CliRunner().invoke(build_command_tree(), [*name.split(), "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
     assert result.exit_code == 0
     assert 1 <= len(EXAMPLES[name]) <= 3
     for example in EXAMPLES[name]:
@@ -301,7 +302,7 @@ def test_exit_codes_tell_a_script_the_outcome(home: Path, line: str, code: int) 
 
 
 def test_the_help_says_what_each_code_means() -> None:
-    text = CliRunner().invoke(build(), ["--help"], env={"COLUMNS": "100", "TERM": "dumb"}).stdout
+    text = CliRunner().invoke(build_command_tree(), ["--help"], env={"COLUMNS": "100", "TERM": "dumb"}).stdout
     for code, meaning in EXIT_MEANINGS.items():
         assert f"{code}  {meaning}" in text
 

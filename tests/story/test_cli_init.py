@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from halter.cli import build
+from halter.cli.commands import build_command_tree
 from halter.config.agent_files import parse_agent, read_agent
 from halter.config.decode import agent_schema, fleet_schema
 from halter.config.merge import FleetConfig
@@ -37,7 +37,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def halter(environment: dict[str, str]) -> Halter:
     def typed(*words: str, **more: str) -> Result:
-        return CliRunner().invoke(build(), list(words), env={**environment, **more})
+        return CliRunner().invoke(build_command_tree(), list(words), env={**environment, **more})
 
     return typed
 

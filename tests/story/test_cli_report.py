@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from halter.cli import build
+from halter.cli.commands import build_command_tree
 from halter.core.events import SessionStarted
 from halter.core.ids import OUTBOX, SessionId, WorkerId
 from halter.guard.halts import switch_on
@@ -40,7 +40,7 @@ def halter(tmp_path: Path) -> Halter:
             await app.store.commit(switch_on("clerk", "ada", "on"))
 
     asyncio.run(fill())
-    return lambda *words: CliRunner().invoke(build(), list(words), env=environment)
+    return lambda *words: CliRunner().invoke(build_command_tree(), list(words), env=environment)
 
 
 def test_a_report_is_shown_to_people_and_to_programs(halter: Halter) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from halter.cli import build
+from halter.cli.commands import build_command_tree
 from halter.core.clock import MINUTE
 from halter.core.ids import WorkerId
 from halter.core.rows import WorkerInfo
@@ -27,7 +27,7 @@ class Place:
         self.home, self.environ = home, environment(home)
 
     def types(self, *words: str) -> Result:
-        return CliRunner().invoke(build(), list(words), env=self.environ)
+        return CliRunner().invoke(build_command_tree(), list(words), env=self.environ)
 
 
 @pytest.fixture

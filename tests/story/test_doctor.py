@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from halter.cli import build
+from halter.cli.commands import build_command_tree
 from halter.core.clock import DAY, SystemClock
 from halter.operations import health
 from halter.operations.health import check_disk, combine_checks, fail_check, pass_check, warn_check
@@ -55,7 +55,7 @@ class Doctor:
 
     def looks(self, *words: str) -> dict[str, Any]:
         """Have everything looked at; tell the code, and each finding by its name."""
-        result = CliRunner().invoke(build(), ["doctor", *words, "--json"], env=self.environ)
+        result = CliRunner().invoke(build_command_tree(), ["doctor", *words, "--json"], env=self.environ)
         assert KEY not in result.output
         values = {check["name"]: (check["verdict"], check["finding"]) for check in json.loads(result.stdout)}
         return {"code": result.exit_code, "beside": result.stderr, **values}
@@ -199,7 +199,7 @@ def test_an_agent_that_its_triggers_start_is_said_to_run_unattended_in_each_find
 
 def test_a_clock_that_is_behind_what_the_store_has_recorded_is_a_problem(doctor: Doctor) -> None:
     folder = doctor.agent("good", "model: reflex\nreflex: [{say: hi}]\n")
-    assert CliRunner().invoke(build(), ["run", folder, "Hello."], env=doctor.environ).exit_code == 0
+    assert CliRunner().invoke(build_command_tree(), ["run", folder, "Hello."], env=doctor.environ).exit_code == 0
     assert doctor.looks()["clock"][0] == "ok"
     with closing(sqlite3.connect(doctor.store)) as connection, connection:
         connection.execute("UPDATE streams SET at = at + ?", (6 * 365 * DAY,))

@@ -6,7 +6,7 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from halter.cli import build
+from halter.cli.commands import build_command_tree
 
 FORMER = """\
 name: trader
@@ -50,7 +50,7 @@ def run_doctor(home: Path, agent: str, playbook: str) -> dict[str, Any]:
         "HALTER_PERSON": "ada",
         "COLUMNS": "80",
     }
-    result = CliRunner().invoke(build(), ["doctor", str(folder), "--json"], env=environ)
+    result = CliRunner().invoke(build_command_tree(), ["doctor", str(folder), "--json"], env=environ)
     checks = json.loads(result.stdout)
     return {check["name"]: (check["verdict"], check["finding"]) for check in checks}
 

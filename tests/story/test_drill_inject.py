@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 from typer.testing import CliRunner
 
-from halter.cli import build
+from halter.cli.commands import build_command_tree
 from halter_drills.drill import Setting
 from halter_drills.inject import list_cases, run
 from halter_drills.inject.attacks import DISGUISES, FRAMES, READS, load_attacks
@@ -70,8 +70,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def survey(folder: Path, policy: str, *options: str) -> Any:
     (folder / "agent.yaml").write_text(f"name: clerk\n{policy}\n")
-    assert CliRunner().invoke(build(), ["trust", str(folder)]).exit_code == 0
-    return CliRunner().invoke(build(), ["drill", "inject", "--agent", str(folder), *options])
+    assert CliRunner().invoke(build_command_tree(), ["trust", str(folder)]).exit_code == 0
+    return CliRunner().invoke(build_command_tree(), ["drill", "inject", "--agent", str(folder), *options])
 
 
 def reactions(answer: Any, mode: str) -> Mapping[tuple[str, str], str]:
@@ -118,7 +118,7 @@ def test_an_agent_that_is_strict_refuses_what_ask_asks(folder: Path) -> None:
 
 def test_code_that_no_person_trusted_is_not_loaded(folder: Path) -> None:
     (folder / "agent.yaml").write_text("name: clerk\n")
-    answer = CliRunner().invoke(build(), ["drill", "inject", "--agent", str(folder)])
+    answer = CliRunner().invoke(build_command_tree(), ["drill", "inject", "--agent", str(folder)])
     assert answer.exit_code != 0
     assert "no person has trusted it" in answer.output
 
@@ -126,7 +126,7 @@ def test_code_that_no_person_trusted_is_not_loaded(folder: Path) -> None:
 @pytest.mark.parametrize("wrong", [["race"], ["inject", "--teeth"], ["inject", "--seeds", "3"]])
 def test_an_agent_goes_with_inject_alone(folder: Path, wrong: list[str]) -> None:
     (folder / "agent.yaml").write_text("name: clerk\n")
-    answer = CliRunner().invoke(build(), ["drill", *wrong, "--agent", str(folder)])
+    answer = CliRunner().invoke(build_command_tree(), ["drill", *wrong, "--agent", str(folder)])
     assert answer.exit_code == 2
     assert answer.stderr == "--agent requires the drill inject, and cannot be combined with --seeds or --teeth.\n"
 

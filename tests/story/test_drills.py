@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from typer.testing import CliRunner, Result
 
-from halter.cli import build
+from halter.cli.commands import build_command_tree
 from halter.testing.postgres import throwaway_cluster
 from halter_drills import DRILLS, find
 from halter_drills.children import children
@@ -86,7 +86,7 @@ def url(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[s
 
 
 def halter(*arguments: str) -> Result:
-    return CliRunner().invoke(build(), ["drill", *arguments])
+    return CliRunner().invoke(build_command_tree(), ["drill", *arguments])
 
 
 @pytest.mark.parametrize(("name", "kind"), ON_ALL_STORES)

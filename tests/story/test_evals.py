@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from halter import Agent, tool
-from halter.cli import build
+from halter.cli.commands import build_command_tree
 from halter.config.trust import AgentCode, digest_folder
 from halter.config.yaml_reader import load_bytes
 from halter.core.errors import ConfigError, HalterError
@@ -242,7 +242,9 @@ def halter(tmp_path: Path) -> Any:
     }
 
     def types(*words: str) -> Result:
-        return CliRunner().invoke(build(), [word.replace("~", str(tmp_path)) for word in words], env=environment)
+        return CliRunner().invoke(
+            build_command_tree(), [word.replace("~", str(tmp_path)) for word in words], env=environment
+        )
 
     return types
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from halter.cli import build
+from halter.cli.commands import build_command_tree
 from halter.core.events import CallStarted, SessionStarted
 from halter.core.ids import SessionId, WorkerId
 from halter.core.money import Caps, Spender, make_legs
@@ -42,7 +42,7 @@ def halter(environment: dict[str, str], tmp_path: Path) -> Halter:
     """The commands, on a store in which `clerk-1` did something and ended, with a sub-session."""
     asyncio.run(_fill(environment, tmp_path))
     runner = CliRunner()
-    return lambda *words: runner.invoke(build(), list(words), env=environment)
+    return lambda *words: runner.invoke(build_command_tree(), list(words), env=environment)
 
 
 async def _fill(environment: dict[str, str], home: Path) -> None:

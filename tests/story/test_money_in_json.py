@@ -11,8 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from halter import Answer, Guard, Output, tool
-from halter.cli import build
-from halter.cli.commands import load_all_commands
+from halter.cli.commands import build_command_tree, load_all_commands
 from halter.core.events import EVENTS_BY_KIND
 from halter.core.money import format_exact_micros, micros_to_usd
 from halter.core.public_json import encode_public_json
@@ -71,7 +70,9 @@ def halter(tmp_path: Path) -> Halter:
     runner = CliRunner()
 
     def types(*words: str) -> Result:
-        return runner.invoke(build(), [word.replace("~", str(tmp_path)) for word in words], env=environment)
+        return runner.invoke(
+            build_command_tree(), [word.replace("~", str(tmp_path)) for word in words], env=environment
+        )
 
     assert types("trust", "~/desk").exit_code == 0
     return types

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from halter.cli import build
+from halter.cli.commands import build_command_tree
 from halter.config.trust import digest_folder
 from halter.journal.sqlite import is_disk_full
 from halter.runtime.assemble import open_trust
@@ -26,7 +26,9 @@ def halter(tmp_path: Path) -> Types:
     }
 
     def types(*words: str) -> Result:
-        return CliRunner().invoke(build(), [word.replace("~", str(tmp_path)) for word in words], env=environment)
+        return CliRunner().invoke(
+            build_command_tree(), [word.replace("~", str(tmp_path)) for word in words], env=environment
+        )
 
     return types
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from halter.cli import build
+from halter.cli.commands import build_command_tree
 from halter.core.clock import DAY, HOUR
 from halter.core.events import (
     AnyEvent,
@@ -211,7 +211,7 @@ class Store:
         self.home, self.environ = home, {**environment(home), "COLUMNS": "300"}
 
     def types(self, *words: str) -> Result:
-        return CliRunner().invoke(build(), list(words), env=self.environ)
+        return CliRunner().invoke(build_command_tree(), list(words), env=self.environ)
 
     def does(self, job: Callable[[Runtime], Awaitable[Any]], lease: int = 1) -> Any:
         async def main() -> Any:

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from halter import Guard
-from halter.cli import build
+from halter.cli.commands import build_command_tree
 from halter.core.errors import StoreUnusable
 
 AGENT: Final = "name: clerk\nlimits: {max_cost_usd_per_day: 0.20}\n"
@@ -77,7 +77,7 @@ class Place:
         self.answer("trust", "clerk")
 
     def halter(self, *words: str, **environ: str) -> Result:
-        return CliRunner().invoke(build(), list(words), env={**self.environ, **environ})
+        return CliRunner().invoke(build_command_tree(), list(words), env={**self.environ, **environ})
 
     def answer(self, *words: str, **environ: str) -> str:
         result = self.halter(*words, **environ)

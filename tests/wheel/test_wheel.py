@@ -149,9 +149,9 @@ def test_what_needs_an_extra_says_so(installed: Installed, words: str, sentence:
 def test_a_library_of_an_extra_that_is_missing_anywhere_is_named(installed: Installed) -> None:
     """The last door of the command line knows every library, wherever its import fails."""
     probe = (
-        "import sys; from halter.cli import entrypoint as door; sys.argv = ['halter']\n"
+        "import sys; from halter.cli import commands, entrypoint as door; sys.argv = ['halter']\n"
         "def broken(): raise ModuleNotFoundError(\"No module named 'uvicorn'\", name='uvicorn.protocols')\n"
-        "door.build = lambda: lambda **_: broken()\n"
+        "commands.build_command_tree = lambda: lambda **_: broken()\n"
         "raise SystemExit(door.run_program())"
     )
     python = installed.environment / "bin" / "python"

@@ -1,5 +1,6 @@
 """Shell completion from the store. It only reads the store; on any error it offers nothing."""
 
+import os
 import sqlite3
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from typer.core import TyperGroup
 
 from halter.core.errors import HalterError
+from halter.settings import find_home, read_settings
 
 if TYPE_CHECKING:
     from typer._click.core import Command, Context, Parameter
@@ -47,10 +49,8 @@ def _completer(offer: CompletionSource) -> "Callable[[Context, Parameter, str], 
 
 
 def _complete_word(offer: CompletionSource, store_option: str | None, prefix: str) -> list[tuple[str, str]]:
-    from halter.cli.command import read_cli_settings
-
     try:
-        return offer(read_cli_settings(store_option or None).store, prefix)
+        return offer(read_settings(os.environ, find_home(os.environ), store_option or None).store, prefix)
     except (HalterError, sqlite3.Error, OSError):
         return []
 

@@ -12,7 +12,6 @@ from typing import Final
 
 from typing_extensions import Buffer
 
-from halter.cli import build
 from halter.cli.exit_codes import EXIT_BROKEN_PIPE, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_UNUSABLE, TERMINATION_SIGNALS
 from halter.cli.output import warn
 from halter.core.errors import explain_missing_module
@@ -61,8 +60,10 @@ def run_program() -> int:
 
 
 def _run() -> int:
+    from halter.cli.commands import build_command_tree
+
     try:
-        build()(prog_name="halter")
+        build_command_tree()(prog_name="halter")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     return 0
