@@ -21,7 +21,7 @@ from typing import Any
 
 from bench.loop import Peer, install
 from bench.measure import Contender, Measured, Sample, compare
-from halter.server.server import bind
+from halter.server.listener import bind
 
 ONE_BY_ONE = 50
 TOGETHER = 20

@@ -122,8 +122,9 @@ async def _serve(folder: Path) -> None:
     from halter.runtime.feed import Bus
     from halter.runtime.runtime import open_runtime
     from halter.server.auth import Keyring, make_secret, make_token
+    from halter.server.listener import bind
     from halter.server.middleware import ServerLimits
-    from halter.server.server import ServerExtras, bind, serve_web
+    from halter.server.server import ServerExtras, serve_web
     from halter.settings import read_settings
 
     secret, listening = make_secret(), bind(port=0)

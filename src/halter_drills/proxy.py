@@ -119,7 +119,7 @@ async def run_proxy(pipe: Pipe, url: str, folder: str, port: int, *, teeth: bool
     """Serve a proxy on the drill's store until the drill ends it."""
     from halter.proxy.proxy import find_upstreams, open_proxy
     from halter.runtime.runtime import open_runtime
-    from halter.server.server import bind, format_address, serve_asgi
+    from halter.server.listener import bind, format_address, serve_asgi
 
     root = Path(folder)
     settings = Settings(store=url, checkpoints=root / "checkpoints", signing_key=root / "signing.key", person="drill")

@@ -12,7 +12,7 @@ from halter.guard.approvals import PendingDecision
 from halter.operations import decisions
 from halter.operations.actor import Actor, Principal
 from halter.operations.decisions import waiting
-from halter.server.server import make_login_url
+from halter.server.login import make_login_url
 from scripts.page_pictures import find_browser
 from tests.browser.house import SLEEPS, House, Line, call, line, script
 from tests.browser.payloads import PAYLOADS

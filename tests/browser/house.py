@@ -25,8 +25,9 @@ from halter.runtime.feed import Bus
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.supervisor import Supervisor
 from halter.server.auth import Keyring, TokenFile, make_secret, make_token
+from halter.server.listener import bind, format_address, serve_asgi
 from halter.server.oidc import make_oidc_sign_on
-from halter.server.server import ServerExtras, bind, format_address, serve_asgi, serve_web
+from halter.server.server import ServerExtras, serve_web
 from halter.settings import read_settings
 from halter.state.lifecycle import start_session
 from tests.server.fickle import Fickle

@@ -19,7 +19,7 @@ from halter.core.rows import AuditRow, WorkerInfo
 from halter.guard.approvals import Question, ask_question
 from halter.operations import control, money, queries
 from halter.operations.decisions import waiting
-from halter.server.server import make_login_url
+from halter.server.login import make_login_url
 from halter.state.lifecycle import park_session
 from tests.browser.conftest import Visit, Visitor
 from tests.browser.house import House

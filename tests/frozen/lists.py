@@ -117,6 +117,7 @@ def commands() -> Iterator[str]:
     import typer
 
     from halter.cli import exit_codes
+    from halter.cli.commands import build_command_tree
 
     yield from _commands(typer.main.get_command(build_command_tree()), "halter")
     yield from (f"exit code {code}" for code in exit_codes.EXIT_MEANINGS)

@@ -27,7 +27,7 @@ from halter.gateway.sessions import recover_sessions
 from halter.loop.session_runtime import cancel_and_wait
 from halter.proxy.keys import KeyFile, KeyLimits, KeyRing, make_key_secret, make_virtual_key
 from halter.runtime.runtime import open_runtime
-from halter.server.server import bind, format_address
+from halter.server.listener import bind, format_address
 from halter.settings import read_settings
 from halter.testing.fakes import ManualClock
 from tests.gateway.desks import ERAS, PERSON, GatewayDesk, helpful, open_app, open_at, text_of, write_agent

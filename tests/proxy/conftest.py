@@ -20,7 +20,7 @@ from halter.present.events import summarize_event
 from halter.proxy.keys import KeyFile, KeyLimits, KeyRing, make_key_secret, make_virtual_key
 from halter.proxy.proxy import Proxy, find_upstreams, open_proxy
 from halter.runtime.runtime import Runtime, open_runtime
-from halter.server.server import bind, format_address, serve_asgi
+from halter.server.listener import bind, format_address, serve_asgi
 from halter.settings import Settings, find_keys_file
 from halter_drills.provider import ListedProvider
 

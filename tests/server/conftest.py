@@ -14,8 +14,9 @@ from halter.operations.actor import ROLES
 from halter.runtime.feed import Bus
 from halter.runtime.runtime import bind_policy
 from halter.server.auth import Keyring, TokenFile, make_secret, make_token
+from halter.server.listener import bind
 from halter.server.middleware import ServerLimits
-from halter.server.server import ServerExtras, bind, serve_web
+from halter.server.server import ServerExtras, serve_web
 from halter.tools.http import make_tls_context
 from tests.story.conftest import Scribe
 from tests.story.test_desk import Office

@@ -14,8 +14,9 @@ from websockets.exceptions import InvalidStatus
 
 from halter.core.clock import MINUTE, SECOND
 from halter.core.errors import ConfigError
+from halter.server.listener import bind
+from halter.server.login import make_login_url
 from halter.server.middleware import ServerLimits
-from halter.server.server import bind, make_login_url
 from tests.server.conftest import QUICK, House
 
 

@@ -7,7 +7,7 @@ import pytest
 from playwright.async_api import Page, async_playwright
 
 from halter.server.auth import LOGIN
-from halter.server.server import make_login_url
+from halter.server.login import make_login_url
 from scripts.page_pictures import find_browser
 from tests.server.conftest import House
 

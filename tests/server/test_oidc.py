@@ -23,8 +23,9 @@ from halter.operations.queries import audit_page
 from halter.present.events import summarize_event
 from halter.runtime.feed import Bus
 from halter.server.auth import Keyring, TokenFile, make_secret, make_token
+from halter.server.listener import bind, serve_asgi
 from halter.server.oidc import OidcSignOn, make_oidc_sign_on
-from halter.server.server import ServerExtras, bind, serve_asgi, serve_web
+from halter.server.server import ServerExtras, serve_web
 from halter.server.sign_on import GroupRoles
 from halter.tools.http import make_tls_context
 from tests.server.conftest import QUICK, GroundClock, make_office

@@ -15,7 +15,7 @@ import pytest
 
 from halter.core.errors import ConfigError
 from halter.demo.folder import has_display
-from halter.server.server import PORT, bind
+from halter.server.listener import PORT, bind
 from tests.story.test_cli_talk import Person, until
 from tests.story.test_cli_up import Up
 

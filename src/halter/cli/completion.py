@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 from typer.core import TyperGroup
 
 from halter.core.errors import HalterError
-from halter.settings import find_home, read_settings
 
 if TYPE_CHECKING:
     from typer._click.core import Command, Context, Parameter
@@ -49,6 +48,8 @@ def _completer(offer: CompletionSource) -> "Callable[[Context, Parameter, str], 
 
 
 def _complete_word(offer: CompletionSource, store_option: str | None, prefix: str) -> list[tuple[str, str]]:
+    from halter.settings import find_home, read_settings
+
     try:
         return offer(read_settings(os.environ, find_home(os.environ), store_option or None).store, prefix)
     except (HalterError, sqlite3.Error, OSError):

@@ -140,7 +140,7 @@ def listen_for_clients(
 ) -> OpenedProxy:
     """Find the providers and bind the port."""
     from halter.proxy.proxy import find_upstreams, require_other_address
-    from halter.server.server import bind, format_address, require_server
+    from halter.server.listener import bind, format_address, require_server
 
     require_server()
     upstreams = find_upstreams(app, anthropic, openai)
@@ -438,7 +438,7 @@ def gateway(
             await serve_stdio(app, owner, terms, warn)
             return
         from halter.proxy.keys import KeyRing
-        from halter.server.server import bind, format_address, require_server
+        from halter.server.listener import bind, format_address, require_server
 
         require_server()
         address = f"{LOCAL_HOST}{http}" if http.startswith(":") else http

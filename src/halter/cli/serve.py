@@ -181,7 +181,7 @@ def serve(
     folders = resolve_agent_folders(agents or ())
 
     async def job(app: Runtime) -> None:
-        from halter.server.server import bind, require_server
+        from halter.server.listener import bind, require_server
 
         require_person(app, "start the server")
         require_server()
@@ -281,7 +281,8 @@ def _index_by_name(folders: list[Path]) -> dict[str, Path]:
 
 def _welcome(app: Runtime, listening: socket.socket, proxy: OpenedProxy | None, *, as_json: bool) -> str:
     from halter.server.auth import LOST_TOKEN_ADVICE, suggest_token_name
-    from halter.server.server import format_address, make_login_url
+    from halter.server.listener import format_address
+    from halter.server.login import make_login_url
 
     url, first_login_url = format_address(listening), ""
     if not find_token_file(app.settings).tokens():

@@ -32,8 +32,8 @@ from halter.dashboard.widgets import add_box, add_icon, add_link, add_text, make
 from halter.operations.agents import AgentFolders
 from halter.runtime.feed import Bus
 from halter.runtime.runtime import Runtime
+from halter.server.login import PAGES
 from halter.server.middleware import WHO_KEY
-from halter.server.server import PAGES
 
 CLIENT_EVENTS: Final = ("event", "javascript_response", "ack")
 MALFORMED_ERRORS: Final = (AttributeError, LookupError, RecursionError, TypeError, ValueError)

@@ -26,7 +26,8 @@ from halter.models.providers import is_installed
 from halter.runtime.feed import Bus
 from halter.runtime.runtime import Runtime
 from halter.server.auth import Keyring, make_secret, make_token, suggest_token_name
-from halter.server.server import HOST, PORT, ServerExtras, bind, format_address, require_server, serve_web
+from halter.server.listener import HOST, PORT, bind, format_address, require_server
+from halter.server.server import ServerExtras, serve_web
 from halter.settings import Settings
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ class DemoDashboard(msgspec.Struct, frozen=True):
 def open_demo_dashboard(app: Runtime, bus: Bus, report: Callable[[str], None], first: int = PORT) -> DemoDashboard:
     """Bind a port and make a token that is not stored. Raises ConfigError if the extra `server` is not installed."""
     require_server()
-    from halter.server.server import make_login_url
+    from halter.server.login import make_login_url
 
     listener = bind_free_port(first)
     port = listener.getsockname()[1]

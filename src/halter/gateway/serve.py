@@ -35,7 +35,7 @@ from halter.runtime.assemble import (
     require_trusted,
 )
 from halter.runtime.runtime import Runtime
-from halter.server.server import serve_asgi
+from halter.server.listener import serve_asgi
 from halter.tools.mcp import McpTerms
 from halter.tools.mcp_transport import open_own_pipes
 

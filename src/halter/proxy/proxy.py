@@ -76,7 +76,7 @@ from halter.proxy.sessions import KeyTerms, ProxiedSession, ProxiedSessions, res
 from halter.redaction.redact import Redact, Redactor
 from halter.runtime.runtime import DEFAULT_LEASE_DURATION, Runtime, follow_prices
 from halter.runtime.telemetry import trace_process
-from halter.server.server import serve_asgi
+from halter.server.listener import serve_asgi
 from halter.state.trace import find_traceparent, serve_caller
 
 if TYPE_CHECKING:

@@ -32,9 +32,9 @@ from halter.runtime.webhooks import (
     WebhookReceiver,
 )
 from halter.server.auth import API, VERSIONED_API
+from halter.server.listener import listen, serve_asgi
 from halter.server.middleware import STREAM_PATH, TOO_MANY_REQUESTS, VERSION_KEY, Attempts, ServerLimits, locate_scope
-from halter.server.responses import ERRORS, JSON, Error, add_errors, encode_answer, make_request_desk
-from halter.server.server import listen, serve_asgi
+from halter.server.responses import ERRORS, HIDDEN_ROUTE, JSON, Error, add_errors, encode_answer, make_request_desk
 from halter.server.stream import add_streams
 from halter.state.trace import serve_caller
 
@@ -74,7 +74,7 @@ def _add_description(api: FastAPI) -> None:
     async def respond_description(request: Request) -> Response:
         return JSONResponse(_build_document(api, versioned=VERSION_KEY in request.scope))
 
-    api.get(f"{API}/openapi.json", response_model=None, include_in_schema=False)(respond_description)
+    api.get(f"{API}/openapi.json", **HIDDEN_ROUTE)(respond_description)
 
 
 @cache
@@ -292,7 +292,7 @@ def add_hooks(api: "FastAPI", find: Callable[[], WebhookReceiver], clock: Clock,
 
     # FastAPI cannot resolve the annotations of a nested function by name.
     receive.__annotations__ = {"agent": str, "name": str, "request": Request, "return": JSONResponse}
-    api.post("/hooks/{agent}/{name}", response_model=None, include_in_schema=False)(receive)
+    api.post("/hooks/{agent}/{name}", **HIDDEN_ROUTE)(receive)
 
 
 async def _hook_body(request: Any, limit: int) -> bytes:

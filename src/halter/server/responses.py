@@ -44,6 +44,8 @@ from halter.runtime.feed import (
 from halter.runtime.runtime import Runtime
 from halter.server.middleware import INTERNAL_ERROR, WHO_KEY
 
+HIDDEN_ROUTE: Final[Mapping[str, Any]] = {"response_model": None, "include_in_schema": False}
+"""Options of a route that the API's description does not list."""
 MAX_FEED_ITEMS: Final = 5000
 MAX_FEED_BYTES: Final = 32 * 1024 * 1024
 MAX_TRAIL: Final = 20_000
