@@ -24,7 +24,7 @@ from halter.config.policy import merge_with_policy
 from halter.core.clock import SystemClock
 from halter.core.text import format_count
 from halter.operations.actor import Actor
-from halter.operations.agents import AgentFolders
+from halter.operations.agent_folders import AgentFolders
 from halter.operations.backtest import BacktestResult, backtest_policy, suggest_policy
 from halter.present.tables import build_backtest_sheet, build_policy_diff_sheet
 from halter.runtime.runtime import DEFAULT_FLEET, Runtime

@@ -29,7 +29,7 @@ from halter.dashboard.page import HEAD, THEME_SCRIPT, LiveFeed, OpenPage, Refres
 from halter.dashboard.session import build_receipt_page, build_session_page
 from halter.dashboard.sessions import build_sessions_page
 from halter.dashboard.widgets import add_box, add_icon, add_link, add_text, make_single_line
-from halter.operations.agents import AgentFolders
+from halter.operations.agent_folders import AgentFolders
 from halter.runtime.feed import Bus
 from halter.runtime.runtime import Runtime
 from halter.server.login import PAGES

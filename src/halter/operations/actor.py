@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Final, Literal, NoReturn, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -19,10 +19,8 @@ from halter.core.ids import StreamId, can_decide, parse_session_id
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
 from halter.core.text import LAST_CHARACTER, clean
+from halter.operations.agent_folders import AgentFolders
 from halter.runtime.runtime import Runtime
-
-if TYPE_CHECKING:
-    from halter.operations.agents import AgentFolders
 
 Role = Literal["viewer", "approver", "operator", "admin"]
 """Each role includes the ones before it: read; decide and stop; steer and spend; everything."""
@@ -59,7 +57,7 @@ class Actor:
     app: Runtime
     principal: Principal
     short_ids: bool = False
-    agents: "AgentFolders | None" = None
+    agents: AgentFolders | None = None
     option: str = ""
 
     def require_role(self, role: Role, action: str) -> None:
@@ -205,6 +203,12 @@ Session = Annotated[
     Meta(description="Session id.", extra={"typed": "Session id or prefix, from halter sessions."}),
 ]
 Agent = Annotated[Name, Meta(description="Agent name.", extra={"metavar": "AGENT"})]
+MAX_MESSAGE_CHARACTERS: Final = 100_000
+Text = Annotated[
+    str, Meta(min_length=1, max_length=MAX_MESSAGE_CHARACTERS, description="The message.", extra={CLEANED: True})
+]
+Confirmed = Annotated[bool, Meta(description="Must be true: this cannot be undone.")]
+TriggerName = Annotated[Name, Meta(description="Name of the trigger within its agent.")]
 Dollars = Annotated[str, Meta(max_length=40, description="New cap in dollars, such as 2.50, or none.")]
 Moment = Annotated[int, Meta(ge=0, le=MAX_SAFE_INTEGER, description="Microseconds since 1970.")]
 Limit = Annotated[int, Meta(ge=1, le=MAX_LIMIT, description="Maximum number, newest first.", extra={"metavar": "N"})]

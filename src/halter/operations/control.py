@@ -20,6 +20,7 @@ from halter.guard import halts
 from halter.journal.open import OlderCopy
 from halter.operations.actor import (
     CLEANED,
+    MAX_MESSAGE_CHARACTERS,
     MAX_SAFE_INTEGER,
     Actor,
     Agent,
@@ -28,6 +29,7 @@ from halter.operations.actor import (
     Scope,
     Seconds,
     Session,
+    Text,
     fail_conflict,
     fail_invalid,
     readable,
@@ -45,12 +47,8 @@ CANCEL_WAIT: Final = 5 * SECOND
 """How long to wait for the owner of a session to end it."""
 POLL_INTERVAL: Final = SECOND // 4
 """Polling interval while a cancel waits."""
-MAX_MESSAGE_CHARACTERS: Final = 100_000
 
 Switch = Annotated[bool, Meta(description="On or off.")]
-Text = Annotated[
-    str, Meta(min_length=1, max_length=MAX_MESSAGE_CHARACTERS, description="The message.", extra={CLEANED: True})
-]
 
 Files = Annotated[
     tuple[File, ...],

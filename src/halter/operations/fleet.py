@@ -11,7 +11,7 @@ from halter.core.errors import NotDone
 from halter.core.events import ItemReleased
 from halter.core.ports import Query
 from halter.core.rows import ItemRow, TriggerRow, WorkerInfo, WorkerRow
-from halter.operations.actor import Actor, Agent, Done, Name, Reason, fail_conflict, fail_invalid
+from halter.operations.actor import Actor, Agent, Done, Name, Reason, TriggerName, fail_conflict, fail_invalid
 from halter.runtime.forecast import TriggerPlan, plan_triggers
 from halter.runtime.runtime import DEFAULT_LEASE_DURATION
 from halter.runtime.trigger_runner import FILE_ACTOR, end_trigger_row, record_trigger_events
@@ -22,7 +22,6 @@ SHORT_DIGEST_LENGTH: Final = 16
 AgentFilter = Annotated[
     Name, Meta(description="Only those of this agent.", extra={"metavar": "AGENT", "argument": True})
 ]
-TriggerName = Annotated[Name, Meta(description="Name of the trigger within its agent.")]
 ItemName = Annotated[Name, Meta(min_length=1, description="Name of a document, or a prefix of its digest.")]
 
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta
 from msgspec.structs import asdict
 
-from halter import __version__
 from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
 from halter.core.ports import Query
@@ -16,8 +15,9 @@ from halter.journal.checkpoints import public_key_path, read_public_keys
 from halter.journal.rebuild import IntegrityReport, rebuild_tables
 from halter.journal.retention import Erasure
 from halter.journal.verify import verify_store
-from halter.operations.actor import Actor, Name, Reason, Session, fail_invalid
+from halter.operations.actor import Actor, Confirmed, Name, Reason, Session, fail_invalid
 from halter.runtime.runtime import Runtime
+from halter_agents import VERSION
 
 if TYPE_CHECKING:
     from halter.journal.engine import StoreView
@@ -27,7 +27,6 @@ Progress = Callable[[int, int], None]
 """A callback with the number of streams done, and of all streams."""
 Rebuild = Annotated[bool, Meta(description="Then rebuild all tables from the events, if the events are sound.")]
 Children = Annotated[bool, Meta(description="Include all sub-sessions.")]
-Confirmed = Annotated[bool, Meta(description="Must be true: this cannot be undone.")]
 Age = Annotated[
     int, Meta(ge=0, le=36_500 * 86_400, description="Erase sessions that ended more than this many seconds ago.")
 ]
@@ -115,4 +114,4 @@ def _lines(view: "StoreView", sessions: Sequence[str], now: int) -> "list[Export
     from halter.journal.export import export_sessions
     from halter.runtime.proof import encode_receipt
 
-    return [line for line, _ in export_sessions(view, sessions, encode_receipt, version=__version__, now=now)]
+    return [line for line, _ in export_sessions(view, sessions, encode_receipt, version=VERSION, now=now)]

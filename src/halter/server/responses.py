@@ -30,7 +30,7 @@ from halter.core.rows import SessionRow
 from halter.core.text import clean
 from halter.journal.store import JournalStore
 from halter.operations.actor import Actor
-from halter.operations.agents import AgentFolders
+from halter.operations.agent_folders import AgentFolders
 from halter.runtime.feed import (
     Bus,
     FeedEvent,

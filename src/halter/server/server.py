@@ -17,7 +17,7 @@ from halter.core.errors import NotDone
 from halter.core.text import to_one_line
 from halter.loop.session_runtime import run_together
 from halter.operations.actor import Principal
-from halter.operations.agents import AgentFolders
+from halter.operations.agent_folders import AgentFolders
 from halter.operations.health import check_readiness
 from halter.runtime.feed import Bus
 from halter.runtime.runtime import Runtime
