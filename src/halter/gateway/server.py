@@ -45,6 +45,7 @@ from halter.core.money import Cap
 from halter.core.text import clean, to_one_line
 from halter.core.tools import SERVER_SEPARATOR, Failed
 from halter.dispatch.heartbeat import renew_leases
+from halter.external.session import SessionHost
 from halter.gateway.calls import PROMPT, RESOURCE, ClientCall, Context, GatedTool, ReadingSpec, speaks_modern
 from halter.gateway.sessions import GatedSession, GatewayTerms, PendingCall, open_session, recover_sessions
 from halter.gateway.tasks import TaskRequestParams, UpdateTaskRequestParams, knows_tasks, require_tasks
@@ -485,7 +486,7 @@ async def open_gateway(
         renew_leases(app.patient(), app.clock, worker, liveness=app.liveness),
         follow_prices(app),
     ):
-        terms = GatewayTerms(app, worker, owner, guard, models)
+        terms = GatewayTerms(SessionHost(app, worker), owner, guard, models)
         gateway = Gateway(terms, lambda narrowed: Upstreams(app, narrowed, mcp_terms, report), identify, report)
         upkeep_task = asyncio.create_task(gateway.run_upkeep(), name="gateway upkeep")
         try:

@@ -17,16 +17,16 @@ from mcp_types import CreateMessageRequestParams, CreateMessageResult, TextConte
 
 from halter.core.clock import SECOND, read_monotonic
 from halter.core.errors import HalterError, LeaseLost
-from halter.core.events import CallRefused, CallStarted, DecisionAsked, SessionParked, SessionStarted
-from halter.core.ids import SessionId, WorkerId, can_decide, inbox_stream, session_stream
+from halter.core.events import SessionStarted
+from halter.core.ids import can_decide, session_stream
 from halter.core.messages import AnonymizationPolicy, Message, Prompt, Text
-from halter.core.ports import ALL_STREAMS, Lease, Query, Stored, offload_body, read_body, read_stream
-from halter.core.rows import DecisionRow, SessionRow, WorkerRow
+from halter.core.ports import Lease, read_body, read_stream
+from halter.core.rows import DecisionRow, SessionRow
 from halter.core.spec import GatewaySpec
-from halter.core.text import clean, encode_body
+from halter.core.text import clean
 from halter.core.tools import Failed, Tool, Valid
-from halter.core.vocabulary import State, TerminalReason
-from halter.dispatch.heartbeat import acquire_lease
+from halter.external.session import ExternalSession, ExternalState, SessionHost
+from halter.external.sweep import recover_session
 from halter.gateway.calls import ClientCall, ParkedCalls, make_form_question, make_url_question
 from halter.gateway.tasks import SessionTasks
 from halter.gateway.upstreams import GatewayAgent, Upstreams
@@ -45,19 +45,12 @@ from halter.guard.model_door import (
 from halter.guard.prepare import Call, SessionContext
 from halter.guard.provenance_check import choose_provenance_mode
 from halter.guard.tool_door import Answer, ApprovalRequired
-from halter.loop.session_runtime import watch_changes
-from halter.runtime.agent_context import Models, store_policy
+from halter.runtime.agent_context import Models
 from halter.runtime.assemble import AssembledAgent
 from halter.runtime.runtime import Runtime
-from halter.state import lifecycle
-from halter.state.session import InFlight, Session, fold
 
-WAIT_REPORT_INTERVAL: Final = 10 * SECOND
-"""Time between two reports to a client that its call still waits."""
-POLL_INTERVAL: Final = 2 * SECOND
 BUDGET_POLL_INTERVAL: Final = SECOND // 4
 MAX_LEASE_WAIT: Final = 2 * SECOND
-MAX_LISTED_SESSIONS: Final = 1000
 MAX_SAMPLED_TOKENS: Final = 4096
 
 
@@ -75,12 +68,15 @@ class SessionGone(HalterError):
 class GatewayTerms(msgspec.Struct, frozen=True):
     """The terms that all sessions of a gateway share."""
 
-    app: Runtime
-    worker: WorkerId
+    host: SessionHost
     owner: GatewayAgent
     guard: GuardRuntime
     models: Models
     recovering: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
+
+    @property
+    def app(self) -> Runtime:
+        return self.host.app
 
     @property
     def agent(self) -> AssembledAgent:
@@ -91,29 +87,21 @@ class GatewayTerms(msgspec.Struct, frozen=True):
         return self.owner.spec
 
 
-class GatedSession:
+class GatedSession(ExternalSession):
     """One client's session. If it is parked for a person, a later client of the same identity resumes it."""
 
     def __init__(self, terms: GatewayTerms, lease: Lease, upstreams: Upstreams) -> None:
+        super().__init__(terms.host, terms.guard, lease, upstreams.make_context(lease.session))
         self.terms = terms
-        self.lease = lease
         self.upstreams = upstreams
         self.parked = ParkedCalls()
         self.tasks = SessionTasks(terms.app.clock.now)
-        self.used_at = read_monotonic(terms.app.clock)
-        self.state = Session()
-        self.end_reason = ""
-        self._store = terms.app.patient()
-        self._clock = terms.app.clock
         self._numbers = itertools.count(1)
-        self._questions: dict[str, tuple[str, str]] = {}
-        self._awaited_calls: set[str] = set()
         self._provenance_check = _make_provenance_check(terms.agent, upstreams.tools)
         upstreams.ask_model = self._ask_model
 
-    @property
-    def id(self) -> str:
-        return self.lease.session
+    def make_context(self) -> SessionContext:
+        return self.upstreams.make_context(self.id)
 
     def begin(self, call: ClientCall, tool: str, arguments: bytes) -> None:
         """Start a call. It continues after the client's request ends, until the client cancels it."""
@@ -125,7 +113,7 @@ class GatedSession:
             raise SessionGone(self.end_reason)
         await self.upstreams.refresh()
         digest = self._digest(tool, arguments)
-        decision = self._find_question(tool, digest)
+        decision = self.find_question(tool, digest)
         number = next(self._numbers)
         brake = None if self._provenance_check is None else self._provenance_check.provenance_check
         call = Call(
@@ -187,7 +175,7 @@ class GatedSession:
 
     async def _hiding(self) -> SessionContext:
         """Make the context of a model request, with the names that the agent hides from models."""
-        context, names = self.upstreams.make_context(self.id), self.terms.agent.tasks.anonymize
+        context, names = self.make_context(), self.terms.agent.tasks.anonymize
         if names is None:
             return context
         (first_event,) = await self._store.read(session_stream(self.id), 0, 1)
@@ -195,59 +183,33 @@ class GatedSession:
 
     async def _attempt(self, call: Call, attempt: int) -> Answer | ApprovalRequired | BudgetBusy:
         async with nullcontext() if self._provenance_check is None else self._provenance_check.order(call.tool):
-            return await self.terms.guard.call(
-                self.lease, self.upstreams.make_context(self.id), call, self.upstreams.tools, attempt
-            )
+            return await self.terms.guard.call(self.lease, self.make_context(), call, self.upstreams.tools, attempt)
 
     async def _apply_answer(self, call: Call, answer: Answer) -> Answer:
         if self._provenance_check is not None:
             self._provenance_check.observe(call, answer)
         if answer.outcome == "external_halt":
-            halt = await self.terms.guard.find_halt(self.upstreams.make_context(self.id))
+            halt = await self.guard.find_halt(self.make_context())
             if halt is not None and halt.cancels:
                 self.end_reason = f"Session {self.id} was cancelled by {halt.by}."
         return answer
 
     async def _wait_for_person(self, client: ClientCall, decision: str, deadline: int) -> DecisionRow | None:
-        """Wait for a decision; return its row if it is still pending at the deadline."""
-        guard, inbox = self.terms.guard, inbox_stream(SessionId(self.id))
-        next_report_at = read_monotonic(self._clock) + WAIT_REPORT_INTERVAL
-        self._awaited_calls.add(decision)
+        """Wait for a decision, which the client may show its person; return its row if it is still pending."""
         client.wait_for(decision)
         task = asyncio.create_task(self._ask_client(client, decision), name="gated question")
         try:
-            async with watch_changes(self._store, lambda change: change.stream in (inbox, ALL_STREAMS)) as change_event:
-                while True:
-                    row, now = await guard.decision(decision), read_monotonic(self._clock)
-                    if row is None or row.verdict or self._clock.now() >= row.expires_at:
-                        return None
-                    if await guard.find_halt(self.upstreams.make_context(self.id)) is not None:
-                        return None
-                    if now >= deadline and not client.is_task:
-                        return row
-                    if now >= next_report_at:
-                        next_report_at = now + WAIT_REPORT_INTERVAL
-                        await client.report_waiting(f"Waiting for a person to decide {decision}.")
-                    await self._sleep(
-                        change_event,
-                        min(POLL_INTERVAL, max(deadline - now, BUDGET_POLL_INTERVAL), next_report_at - now),
-                    )
+            return await self.await_decision(
+                decision,
+                deadline,
+                can_outwait=lambda: client.is_task,
+                report=lambda: client.report_waiting(f"Waiting for a person to decide {decision}."),
+            )
         finally:
             client.waits_for = ""
-            self._awaited_calls.discard(decision)
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
-
-    async def _sleep(self, change_event: asyncio.Event, duration: int) -> None:
-        """Sleep by the clock; return early if a change is reported."""
-        tasks = [asyncio.ensure_future(change_event.wait()), asyncio.ensure_future(self._clock.sleep(duration))]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-        change_event.clear()
 
     async def _ask_client(self, client: ClientCall, decision: str) -> None:
         """Show the decision to the person at the client. The client's answer counts only if the agent trusts it."""
@@ -276,11 +238,6 @@ class GatedSession:
         await self._store.commit(
             answer_decision(pending, "approve" if is_approved else "deny", app.settings.person, key)
         )
-
-    def _find_question(self, tool: str, digest: str) -> str:
-        """Find the decision about an earlier call with the same arguments, unless another call waits for it."""
-        decisions = (key for key, question in self._questions.items() if question == (tool, digest))
-        return next((key for key in decisions if key not in self._awaited_calls), "")
 
     def _digest(self, tool: str, arguments: bytes) -> str:
         upstream_tool = self.upstreams.tools.get(tool)
@@ -316,25 +273,10 @@ class GatedSession:
             return f"{decision} was approved. Repeat the same call to run it."
         return f"{decision} was denied." if verdict else f"{decision} expired without an answer."
 
-    async def catch_up(self) -> None:
-        for stored in await read_stream(self._store, session_stream(self.id), self.state.head):
-            if stored.seq > self.state.head:
-                self._fold(stored)
-
-    def _fold(self, stored: Stored) -> None:
-        self.state = fold(self.state, stored)
-        match stored.event:
-            case DecisionAsked(about="approval") as event:
-                self._questions[event.decision] = (event.name, event.same)
-            case CallStarted(decision=decision) | CallRefused(decision=decision):
-                self._questions.pop(decision, None)
-            case _:
-                pass
-
     async def recall(self) -> None:
         """Fold the session's earlier events, for the provenance check too."""
         for stored in await read_stream(self._store, session_stream(self.id)):
-            self._fold(stored)
+            self.state.fold(stored)
             if self._provenance_check is not None:
                 self._provenance_check.recall(stored, await read_body(self._store, stored))
 
@@ -345,29 +287,14 @@ class GatedSession:
         await self.upstreams.close()
         with suppress(LeaseLost):
             await self.catch_up()
-            if self.state.ended:
+            if self.state.session.ended:
                 return
-            if not self.end_reason and (self._questions or self.state.in_flight) and await self._can_be_answered():
-                await self._park()
-            elif self.end_reason:
-                await self._end("CANCELLED", "cancelled")
+            if self.end_reason:
+                await self.end("CANCELLED", "cancelled")
+            elif self.state.session.in_flight or await self.state.has_open_question(self.guard, self._clock.now()):
+                await self.park()
             else:
-                await self._end("COMPLETED", "completed")
-
-    async def _can_be_answered(self) -> bool:
-        rows = [await self.terms.guard.decision(each) for each in self._questions]
-        now = self._clock.now()
-        return bool(self.state.in_flight) or any(row is not None and now < row.expires_at for row in rows)
-
-    async def _park(self) -> None:
-        (row,) = await self._store.ask(Query("session", SessionRow, {"session": self.id}))
-        event = SessionParked(state="WAITING_FOR_APPROVAL", inbox_seen=row.inbox_head)
-        key = f"{self.id}/{self.lease.generation}/rest/{self.state.head}"
-        await self._store.commit(lifecycle.park_session(self.lease, key, event))
-
-    async def _end(self, state: State, reason: TerminalReason) -> None:
-        questions = await lifecycle.read_questions(self._store, self.id, self._clock.now())
-        await self._store.commit(lifecycle.end_session(self.lease, state, reason, asked=questions))
+                await self.end("COMPLETED", "completed")
 
 
 def make_sampling_prompt(server: str, params: CreateMessageRequestParams) -> Prompt:
@@ -402,40 +329,29 @@ def _make_provenance_check(agent: AssembledAgent, tools: Mapping[str, Tool]) -> 
 
 async def open_session(terms: GatewayTerms, upstreams: Upstreams, started_by: str, task_text: str) -> GatedSession:
     """Resume the session that an earlier client of this identity left waiting for a person, or start a new one."""
-    store, clock = terms.app.patient(), terms.app.clock
     for row in await _list_open(terms):
-        orphan = await _load_orphaned_session(terms, row)
-        is_resting = row.state == "WAITING_FOR_APPROVAL" and not row.owner and not orphan.state.in_flight
-        if not is_resting or orphan.started_by != started_by:
+        if row.state != "WAITING_FOR_APPROVAL" or row.owner:
             continue
-        lease = (
-            None
-            if orphan.state.in_flight
-            else await acquire_lease(store, clock, terms.worker, SessionId(row.session), 0)
-        )
+        state = ExternalState()
+        await state.read(terms.host.store, row.session)
+        if state.session.in_flight or state.started_by != started_by:
+            continue
+        lease = await terms.host.acquire_lease(row.session)
         if lease is not None:
             session = GatedSession(terms, lease, upstreams)
             await session.recall()
-            key = f"{row.session}/{lease.generation}/gated"
-            await store.commit(lifecycle.wake_session(lease, key, "message", row.inbox_head))
+            await session.wake("message")
             await session.catch_up()
             return session
     return await _begin_session(terms, upstreams, started_by, task_text)
 
 
 async def _begin_session(terms: GatewayTerms, upstreams: Upstreams, started_by: str, task_text: str) -> GatedSession:
-    app, store = terms.app, terms.app.patient()
     event = SessionStarted(
-        session=app.ids.make(),
-        agent=terms.agent.policy.name,
-        kind="gated",
-        started_by=started_by,
-        definition=await store_policy(store, terms.agent.policy, terms.guard.redact),
+        session=terms.app.ids.make(), agent=terms.agent.policy.name, kind="gated", started_by=started_by
     )
-    task = encode_body(terms.guard.redact(task_text))
-    await app.adopt_policy()
-    await store.commit(lifecycle.start_session(event, *await offload_body(store, task)))
-    lease = await acquire_lease(store, app.clock, terms.worker, SessionId(event.session), MAX_LEASE_WAIT)
+    await terms.host.record_start(event, terms.agent.policy, task_text, terms.guard.redact)
+    lease = await terms.host.acquire_lease(event.session, MAX_LEASE_WAIT)
     if lease is None:
         raise LeaseLost(f"Another process took session {event.session} before it started.")
     session = GatedSession(terms, lease, upstreams)
@@ -443,98 +359,13 @@ async def _begin_session(terms: GatewayTerms, upstreams: Upstreams, started_by: 
     return session
 
 
-class _OrphanedSession(msgspec.Struct, frozen=True):
-    """A session without a gateway: its calls in flight, and its decisions about calls."""
-
-    row: SessionRow
-    state: Session
-    started_by: str
-    questions: tuple[str, ...]
-
-
-async def _load_orphaned_session(terms: GatewayTerms, row: SessionRow) -> _OrphanedSession:
-    state, started_by, questions = Session(), "", dict[str, str]()
-    for stored in await read_stream(terms.app.patient(), session_stream(row.session)):
-        state = fold(state, stored)
-        match stored.event:
-            case SessionStarted() as started:
-                started_by = started.started_by
-            case DecisionAsked(about="approval") as event:
-                questions[event.decision] = event.name
-            case CallStarted(decision=decision) | CallRefused(decision=decision):
-                questions.pop(decision, None)
-            case _:
-                pass
-    return _OrphanedSession(row, state, started_by, tuple(questions))
-
-
 async def _list_open(terms: GatewayTerms) -> Sequence[SessionRow]:
-    params = {"agent": terms.agent.policy.name, "kind": "gated", "limit": MAX_LISTED_SESSIONS}
-    rows = await terms.app.patient().ask(Query("sessions_of", SessionRow, params))
-    return [row for row in rows if row.ended_at is None]
+    return await terms.host.list_open(terms.agent.policy.name, "gated")
 
 
 async def recover_sessions(terms: GatewayTerms) -> None:
     """Recover the sessions of killed gateways: ask a person about calls in doubt, and end the other sessions."""
-    store, now = terms.app.patient(), terms.app.clock.now()
     # Two concurrent recoveries would wake a session twice.
     async with terms.recovering:
-        workers = await store.ask(Query("all_workers", WorkerRow))
-        alive = {each.worker for each in workers if each.alive(now)}
-        for row in await _list_open(terms):
-            if row.owner not in alive:
-                await _recover_session(terms, row)
-
-
-async def _recover_session(terms: GatewayTerms, row: SessionRow) -> None:
-    orphan = await _load_orphaned_session(terms, row)
-    if row.state == "WAITING_FOR_APPROVAL" and await _is_waiting(terms, orphan):
-        return
-    lease = await acquire_lease(terms.app.patient(), terms.app.clock, terms.worker, SessionId(row.session), 0)
-    if lease is not None:
-        with suppress(LeaseLost):
-            await _settle_orphaned_session(terms, lease, orphan)
-
-
-async def _is_waiting(terms: GatewayTerms, orphan: _OrphanedSession) -> bool:
-    """Return True while the session has to wait for its decisions."""
-    doubt_decisions = [f"{flight}/unknown" for flight in orphan.state.in_flight]
-    rows = [await terms.guard.decision(each) for each in doubt_decisions or orphan.questions]
-    now = terms.app.clock.now()
-    if doubt_decisions:
-        return all(row is not None and not row.verdict and now < row.expires_at for row in rows)
-    return any(row is not None and now < row.expires_at for row in rows)
-
-
-async def _settle_orphaned_session(terms: GatewayTerms, lease: Lease, orphan: _OrphanedSession) -> None:
-    store, row = terms.app.patient(), orphan.row
-    key = f"{row.session}/{lease.generation}/left"
-    await store.commit(lifecycle.wake_session(lease, key, "timer", row.inbox_head, recovered=True))
-    are_settled = [await _clear_flight(terms, lease, flight) for flight in orphan.state.in_flight.values()]
-    open_questions = msgspec.structs.replace(orphan, state=Session())
-    if not all(are_settled) or await _is_waiting(terms, open_questions):
-        event = SessionParked(state="WAITING_FOR_APPROVAL", inbox_seen=row.inbox_head)
-        await store.commit(lifecycle.park_session(lease, f"{key}/rest", event))
-        return
-    questions = await lifecycle.read_questions(store, row.session, terms.app.clock.now())
-    end: tuple[State, TerminalReason] = ("ERROR", "error") if are_settled else ("COMPLETED", "idle_timeout")
-    await store.commit(lifecycle.end_session(lease, *end, asked=questions))
-
-
-async def _clear_flight(terms: GatewayTerms, lease: Lease, flight: InFlight) -> bool:
-    """Settle a call in doubt: a read without a question, a write after a person's decision. Return True if settled."""
-    guard = terms.guard
-    if flight.effect == "read" or not flight.is_call:
-        await guard.ledger.settle_in_doubt(lease, [flight])
-        return True
-    answer = await guard.recover(lease, terms.agent.make_context(lease.session), flight, b"", {})
-    if not isinstance(answer, ApprovalRequired):
-        return True
-    row = await guard.decision(answer.decision)
-    if row is None or (not row.verdict and terms.app.clock.now() < row.expires_at):
-        return False
-    if row.verdict:
-        await guard.was_done(lease, flight, happened=row.verdict == "approve")
-    else:
-        await guard.ledger.settle_in_doubt(lease, [flight])
-    return True
+        for row in await terms.host.without_owner(await _list_open(terms)):
+            await recover_session(terms.host, terms.guard, row, terms.agent.make_context(row.session))

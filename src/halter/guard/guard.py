@@ -36,18 +36,19 @@ class GuardRuntime:
         simulates: Model | None = None,
         stream_mask: Callable[[], StreamMask] | None = None,
         read_files: FileReader | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
-        self.ledger = Ledger(store, clock)
+        self.ledger = ledger = ledger or Ledger(store, clock)
         self._clock = clock
         self.redact = redact
         self._halts = halts = HaltWatch(store, clock)
-        models = ModelDoor(store, clock, self.ledger, prices, redact=redact, stream_mask=stream_mask, halts=halts)
+        models = ModelDoor(store, clock, ledger, prices, redact=redact, stream_mask=stream_mask, halts=halts)
         self._models = models
         simulator = Simulator(models, clock, simulates)
         self._tool_door = door = ToolDoor(
             store,
             clock,
-            self.ledger,
+            ledger,
             redact=redact,
             halts=halts,
             print_mask=stream_mask,
@@ -55,7 +56,7 @@ class GuardRuntime:
             simulator=simulator,
             read_files=read_files,
         )
-        self._recovery = Recovery(store, self.ledger, door)
+        self._recovery = Recovery(store, ledger, door)
         # Bound here: no frame is between a caller and its door.
         self.call = door.call
         self.admit = door.admit
