@@ -145,8 +145,8 @@ class ExternalSession:
         self.used_at = read_monotonic(host.app.clock)
         self.end_reason = ""
         """Why the session accepts no more calls; empty while it does."""
-        self.awaited: set[str] = set()
-        """The decisions that calls of this process wait for now."""
+        self.awaited: dict[str, str] = {}
+        """By decision, the call of this process that waits for it now."""
         self._store = host.store
         self._clock = host.app.clock
 
@@ -162,16 +162,17 @@ class ExternalSession:
         """Fold the events that were committed since the last time, and return them."""
         return await self.state.read(self._store, self.id)
 
-    def find_question(self, tool: str, digest: str) -> str:
+    def find_question(self, call: str, tool: str, digest: str) -> str:
         """Find the decision about an earlier call with the same arguments, unless another call waits for it."""
         questions = self.state.questions.items()
         decisions = (decision for decision, question in questions if question == (tool, digest))
-        return next((decision for decision in decisions if decision not in self.awaited), "")
+        return next((decision for decision in decisions if self.awaited.get(decision, call) == call), "")
 
     async def await_decision(
         self,
         decision: str,
         deadline: int,
+        call: str = "",
         *,
         can_outwait: Callable[[], bool] = lambda: False,
         report: Callable[[], Awaitable[None]] | None = None,
@@ -183,7 +184,7 @@ class ExternalSession:
         """
         inbox = inbox_stream(self.lease.session)
         next_report_at = read_monotonic(self._clock) + WAIT_REPORT_INTERVAL
-        self.awaited.add(decision)
+        self.awaited[decision] = call
         try:
             async with watch_changes(self._store, lambda change: change.stream in (inbox, ALL_STREAMS)) as change_event:
                 while True:
@@ -200,7 +201,7 @@ class ExternalSession:
                     remaining = max(deadline - now, MIN_POLL_INTERVAL)
                     await self._sleep(change_event, min(DECISION_POLL_INTERVAL, remaining))
         finally:
-            self.awaited.discard(decision)
+            self.awaited.pop(decision, None)
 
     async def _sleep(self, change_event: asyncio.Event, duration: int) -> None:
         """Sleep by the clock; return early if a change is reported."""

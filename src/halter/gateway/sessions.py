@@ -113,12 +113,10 @@ class GatedSession(ExternalSession):
             raise SessionGone(self.end_reason)
         await self.upstreams.refresh()
         digest = self._digest(tool, arguments)
-        decision = self.find_question(tool, digest)
-        number = next(self._numbers)
+        name = f"{self.id}.{self.lease.generation}.{next(self._numbers)}"
+        decision = self.find_question(name, tool, digest)
         brake = None if self._provenance_check is None else self._provenance_check.provenance_check
-        call = Call(
-            f"{self.id}.{self.lease.generation}.{number}", tool, arguments, decision=decision, provenance_check=brake
-        )
+        call = Call(name, tool, arguments, decision=decision, provenance_check=brake)
         self.upstreams.calls[call.id] = client
         try:
             return await self._try(client, call)
@@ -144,7 +142,7 @@ class GatedSession(ExternalSession):
                 case BudgetBusy():
                     await self._clock.sleep(BUDGET_POLL_INTERVAL)
                 case ApprovalRequired(decision=decision):
-                    row = await self._wait_for_person(client, decision, deadline)
+                    row = await self._wait_for_person(client, decision, deadline, call.id)
                     if row is not None:
                         return PendingCall(decision, row.expires_at)
                     attempt += 1
@@ -194,7 +192,9 @@ class GatedSession(ExternalSession):
                 self.end_reason = f"Session {self.id} was cancelled by {halt.by}."
         return answer
 
-    async def _wait_for_person(self, client: ClientCall, decision: str, deadline: int) -> DecisionRow | None:
+    async def _wait_for_person(
+        self, client: ClientCall, decision: str, deadline: int, call: str = ""
+    ) -> DecisionRow | None:
         """Wait for a decision, which the client may show its person; return its row if it is still pending."""
         client.wait_for(decision)
         task = asyncio.create_task(self._ask_client(client, decision), name="gated question")
@@ -202,6 +202,7 @@ class GatedSession(ExternalSession):
             return await self.await_decision(
                 decision,
                 deadline,
+                call,
                 can_outwait=lambda: client.is_task,
                 report=lambda: client.report_waiting(f"Waiting for a person to decide {decision}."),
             )

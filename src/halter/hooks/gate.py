@@ -6,7 +6,6 @@ everything: after a restart the server knows the calls in flight, the pending de
 
 import asyncio
 import re
-from collections import Counter
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -18,15 +17,15 @@ from halter.config.agent_files import AGENT_FILE, read_agent
 from halter.config.resolve import resolve_agent
 from halter.core.clock import HOUR, SECOND, read_monotonic
 from halter.core.errors import ConfigError, HalterError, LeaseLost
-from halter.core.events import CallRefused, CallStarted, DecisionAsked, SessionParked, SessionStarted
+from halter.core.events import CallStarted, SessionStarted
 from halter.core.folders import ProtectedEntry, ProtectedPaths
-from halter.core.ids import SessionId, WorkerId, inbox_stream, session_stream
+from halter.core.ids import WorkerId, session_stream
 from halter.core.money import usd_to_micros
-from halter.core.ports import ALL_STREAMS, Lease, Query, Stored, offload_body, read_body, read_stream
+from halter.core.ports import Lease, read_body, read_stream
 from halter.core.rows import SessionRow
-from halter.core.text import encode_body, shorten
+from halter.core.text import shorten
 from halter.core.vocabulary import Outcome, State, TerminalReason
-from halter.dispatch.heartbeat import acquire_lease
+from halter.external.session import ExternalSession, SessionHost
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import BudgetBusy
 from halter.guard.prepare import Call, SessionContext
@@ -45,23 +44,19 @@ from halter.hooks.protocol import (
 )
 from halter.hooks.registry import HookedProgram, HookFolder
 from halter.hooks.tools import HookedTool, bind_arguments, unbind_arguments
-from halter.loop.session_runtime import wait_for_change, watch_changes
 from halter.redaction.secrets import read_environment_secrets
-from halter.runtime.agent_context import LEASE_WAIT_TIMEOUT, make_guard, store_policy
+from halter.runtime.agent_context import LEASE_WAIT_TIMEOUT, make_guard
 from halter.runtime.assemble import AssembledAgent, list_protected_paths
 from halter.runtime.runtime import Runtime
 from halter.state import lifecycle
-from halter.state.session import InFlight, Session, fold
+from halter.state.session import InFlight
 
 MAX_RESULT_LENGTH: Final = 20_000
 """Maximum number of characters of a result in the journal."""
 IDLE_END: Final = 24 * HOUR
 """A session without a pending decision ends after this long without an event."""
 SWEEP_INTERVAL: Final = 60 * SECOND
-DECISION_POLL: Final = 2 * SECOND
-MAX_SWEPT_SESSIONS: Final = 1000
 _ID_PATTERN: Final = re.compile(r"[A-Za-z0-9_.:-]{1,120}")
-_UNREPORTED_OUTCOME: Final = "The program did not report the outcome."
 _REOPENABLE_REASONS: Final = frozenset({"completed", "idle_timeout"})
 
 
@@ -79,54 +74,37 @@ class _LoadedAgent(msgspec.Struct, frozen=True):
     read: tuple[int, ...]
 
 
-class HookedSession:
-    """An external session: its calls in flight, and its pending decisions."""
+class HookedSession(ExternalSession):
+    """A session of a hooked program."""
 
-    def __init__(self, lease: Lease, context: SessionContext) -> None:
-        self.lease = lease
-        self.context = context
-        self.state = Session()
-        self.numbers = Counter[str]()
-        self.decisions: dict[tuple[str, str], str] = {}
-        self.pending_calls: set[str] = set()
-        """The calls that wait for a person now."""
+    def __init__(self, host: SessionHost, guard: GuardRuntime, lease: Lease, context: SessionContext) -> None:
+        super().__init__(host, guard, lease, context)
         self.deferred = ""
         """The call that the program deferred last. It keeps only one until it is resumed, and loses every other."""
-
-    def fold(self, stored: Stored) -> None:
-        self.state = fold(self.state, stored)
-        match stored.event:
-            case DecisionAsked(about="approval") as event:
-                self.decisions[event.name, event.same] = event.decision
-            case CallStarted(call=call, decision=decision) | CallRefused(call=call, decision=decision):
-                self.numbers[call.rpartition(".")[0]] += 1
-                self.decisions = {key: each for key, each in self.decisions.items() if each != decision}
-            case _:
-                pass
 
     def name_call(self, event: HookEvent, digest: str) -> str:
         """Return the id of a call: the program's own, or one from a digest of its arguments and a number."""
         if event.call:
-            return f"{self.lease.session}.{event.call}"
-        prefix = f"{self.lease.session}.{digest[:16]}"
-        return f"{prefix}.{self.numbers[prefix] + 1}"
+            return f"{self.id}.{event.call}"
+        prefix = f"{self.id}.{digest[:16]}"
+        return f"{prefix}.{self.state.call_counts[prefix] + 1}"
 
     def defer(self, call: str, event: HookEvent) -> bool:
         """Let the program defer a call, and return True, if it will repeat the call when it is resumed.
 
         It drops a call of a sub-agent, and each but one of several. With a person at it, it ignores a deferral.
         """
-        is_kept = not (event.subagent or event.is_attended or self.pending_calls or self.state.in_flight)
+        is_kept = not (event.subagent or event.is_attended or self.awaited or self.state.session.in_flight)
         if is_kept and self.deferred in ("", call):
             self.deferred = call
             return True
         return False
 
     def find_flight(self, event: HookEvent, digest: str) -> InFlight | None:
-        flights = self.state.in_flight
+        flights = self.state.session.in_flight
         if event.call:
-            return flights.get(f"{self.lease.session}.{event.call}")
-        prefix = f"{self.lease.session}.{digest[:16]}."
+            return flights.get(f"{self.id}.{event.call}")
+        prefix = f"{self.id}.{digest[:16]}."
         return next((flights[key] for key in reversed(list(flights)) if key.startswith(prefix)), None)
 
 
@@ -135,9 +113,8 @@ class HookGate:
 
     def __init__(self, app: Runtime, worker: WorkerId, folder: HookFolder) -> None:
         self._app = app
-        self._store = app.patient()
+        self._host = SessionHost(app, worker)
         self._clock = app.clock
-        self._worker = worker
         self._folder = folder
         self._agents: dict[str, _LoadedAgent] = {}
         self._sessions: dict[str, HookedSession] = {}
@@ -179,7 +156,7 @@ class HookGate:
                     loaded_agent, session, event, "cancelled", "Refused by the program's own rules."
                 )
             case "ended":
-                await self._end(loaded_agent, session, "COMPLETED", "completed")
+                await self._leave(session)
                 return HookSettlement()
             case "other":
                 return HookSettlement()
@@ -189,17 +166,13 @@ class HookGate:
     ) -> HookAnswer:
         arguments = bind_arguments(event.tool, event.arguments, event.cwd)
         digest, tool = sha256(arguments).hexdigest(), self._tool(loaded_agent, event).with_risk_level(arguments)
-        call = Call(
-            session.name_call(event, digest),
-            event.tool,
-            arguments,
-            decision=session.decisions.get((event.tool, digest), ""),
-        )
+        name = session.name_call(event, digest)
+        call = Call(name, event.tool, arguments, decision=session.find_question(name, event.tool, digest))
         deadline = read_monotonic(self._clock) + loaded_agent.entry.wait_seconds * SECOND
         while True:
-            attempt = session.state.attempts.get(call.id, 0)
+            attempt = session.state.session.attempts.get(call.id, 0)
             answer = await loaded_agent.guard.admit(session.lease, session.context, call, {event.tool: tool}, attempt)
-            await self._catch_up(session)
+            await session.catch_up()
             match answer:
                 case InFlight():
                     return await self._admit(loaded_agent, session, event, answer, edits=dialect.EDITS)
@@ -208,25 +181,25 @@ class HookGate:
                 case BudgetBusy():
                     return HookRefusal("Other calls hold the budget for this call. Repeat it in a minute.")
                 case ApprovalRequired(decision=decision):
-                    if not await self._wait_for_person(loaded_agent, session, call.id, decision, deadline):
+                    if await session.await_decision(decision, deadline, call.id) is not None:
                         is_deferred = dialect.DEFERS and session.defer(call.id, event)
                         return HookQuestion(decision, is_deferred, bool(event.subagent))
 
     async def _admit(
         self, loaded_agent: _LoadedAgent, session: HookedSession, event: HookEvent, flight: InFlight, *, edits: bool
     ) -> HookAnswer:
-        (stored,) = await self._store.read(session.lease.stream, flight.seq - 1, 1)
+        (stored,) = await self._host.store.read(session.lease.stream, flight.seq - 1, 1)
         event_started = cast("CallStarted", stored.event)
         row = await loaded_agent.guard.decision(event_started.decision) if event_started.decision else None
         if row is None or row.verdict != "edit":
             return HookAdmission(event_started.decided_by)
-        edited_arguments = unbind_arguments(event.tool, await read_body(self._store, stored), event.arguments)
+        edited_arguments = unbind_arguments(event.tool, await read_body(self._host.store, stored), event.arguments)
         if edits:
             return HookAdmission(event_started.decided_by, edited_arguments)
         await loaded_agent.guard.settle(
             session.lease, flight, "cancelled", "The program does not accept edited arguments."
         )
-        await self._catch_up(session)
+        await session.catch_up()
         return HookRefusal(
             f"{event_started.decided_by} approved this call with different arguments. Repeat it with "
             f"{msgspec.json.encode(edited_arguments).decode()}."
@@ -235,29 +208,8 @@ class HookGate:
     async def _refuse(self, loaded_agent: _LoadedAgent, session: HookedSession, answer: Answer) -> HookAnswer:
         halt = await loaded_agent.guard.find_halt(session.context) if answer.outcome == "external_halt" else None
         if halt is not None and halt.cancels:
-            await self._end(loaded_agent, session, "CANCELLED", "cancelled")
+            await self._end(session, "CANCELLED", "cancelled")
         return HookRefusal(answer.text, stops=answer.outcome == "external_halt")
-
-    async def _wait_for_person(
-        self, loaded_agent: _LoadedAgent, session: HookedSession, call: str, decision: str, deadline: int
-    ) -> bool:
-        """Wait until a person decides, the decision expires or a halt applies; return False at the deadline."""
-        inbox = inbox_stream(session.lease.session)
-        session.pending_calls.add(call)
-        try:
-            async with watch_changes(self._store, lambda change: change.stream in (inbox, ALL_STREAMS)) as change_event:
-                while True:
-                    row = await loaded_agent.guard.decision(decision)
-                    now = read_monotonic(self._clock)
-                    if row is None or row.verdict or self._clock.now() >= row.expires_at:
-                        return True
-                    if await loaded_agent.guard.find_halt(session.context) is not None:
-                        return True
-                    if now >= deadline:
-                        return False
-                    await wait_for_change(change_event, min(DECISION_POLL, deadline - now))
-        finally:
-            session.pending_calls.discard(call)
 
     async def _on_result(
         self, loaded_agent: _LoadedAgent, session: HookedSession, event: HookEvent, outcome: Outcome, text: str
@@ -268,7 +220,7 @@ class HookGate:
         if flight is not None:
             redacted_text = loaded_agent.guard.redact(text)
             await loaded_agent.guard.settle(session.lease, flight, outcome, shorten(redacted_text, MAX_RESULT_LENGTH))
-            await self._catch_up(session)
+            await session.catch_up()
         masked_response = _mask(event.response, loaded_agent.guard)
         halt = await loaded_agent.guard.find_halt(session.context)
         stop_reason = (
@@ -310,7 +262,7 @@ class HookGate:
         # Open sessions continue under the new policy.
         for session in self._sessions.values():
             if session.context.agent == agent_name:
-                session.context = assembled_agent.make_context(session.lease.session)
+                session.guard, session.context = guard, assembled_agent.make_context(session.id)
         return loaded_agent
 
     async def _session(self, loaded_agent: _LoadedAgent, event: HookEvent) -> HookedSession:
@@ -319,103 +271,76 @@ class HookGate:
             session = self._sessions.get(name)
             if session is None:
                 session = self._sessions[name] = await self._open(loaded_agent, name, event.cwd)
-            await self._catch_up(session)
-            if session.state.ended:
+            await session.catch_up()
+            if session.state.session.ended:
                 del self._sessions[name]
-                raise UndecidableEvent(_explain_ended(name, session.state.state, session.state.terminal_reason))
+                end = session.state.session
+                raise UndecidableEvent(_explain_ended(name, end.state, end.terminal_reason))
         return session
 
     async def _open(self, loaded_agent: _LoadedAgent, name: str, cwd: str) -> HookedSession:
         title = DIALECTS[loaded_agent.entry.program].TITLE
         event = SessionStarted(
-            session=name,
-            agent=loaded_agent.entry.agent,
-            kind="hooked",
-            started_by=self._app.settings.person,
-            definition=await store_policy(self._store, loaded_agent.agent.policy, loaded_agent.guard.redact),
+            session=name, agent=loaded_agent.entry.agent, kind="hooked", started_by=self._app.settings.person
         )
-        task = encode_body(loaded_agent.guard.redact(f"{title} in {cwd or 'an unknown folder'}"))
-        await self._app.adopt_policy()
-        await self._store.commit(lifecycle.start_session(event, *await offload_body(self._store, task)))
-        (row,) = await self._store.ask(Query("session", SessionRow, {"session": name}))
+        task_text = f"{title} in {cwd or 'an unknown folder'}"
+        await self._host.record_start(event, loaded_agent.agent.policy, task_text, loaded_agent.guard.redact)
+        row = await self._host.read_row(name)
         if row.ended_at is not None:
             if row.terminal_reason not in _REOPENABLE_REASONS:
                 raise UndecidableEvent(_explain_ended(name, row.state, row.terminal_reason))
             by, head = self._app.settings.person, row.generation
-            await self._store.commit(lifecycle.reopen_session(name, f"{name}/{head}/hooked", by))
-        lease = await acquire_lease(self._store, self._clock, self._worker, SessionId(name), LEASE_WAIT_TIMEOUT)
+            await self._host.store.commit(lifecycle.reopen_session(name, f"{name}/{head}/hooked", by))
+        lease = await self._host.acquire_lease(name, LEASE_WAIT_TIMEOUT)
         if lease is None:
             raise UndecidableEvent(f"Session {name} is owned by another process ({row.owner or 'unknown'})")
-        session = HookedSession(lease, loaded_agent.agent.make_context(name))
+        session = HookedSession(self._host, loaded_agent.guard, lease, loaded_agent.agent.make_context(name))
         if row.state != "RUNNING" and row.ended_at is None:
-            wake = lifecycle.wake_session(lease, f"{name}/{lease.generation}/hooked", "message", row.inbox_head)
-            await self._store.commit(wake)
+            await session.wake("message")
         return session
 
-    async def _catch_up(self, session: HookedSession) -> None:
-        stream = session.lease.stream
-        for stored in await read_stream(self._store, stream, session.state.head):
-            if stored.seq > session.state.head:
-                session.fold(stored)
-
-    async def _end(
-        self, loaded_agent: _LoadedAgent, session: HookedSession, state: State, reason: TerminalReason
-    ) -> None:
+    async def _leave(self, session: HookedSession) -> None:
         """End a session, or park it if a decision is pending: the program may resume it after the decision."""
-        name = session.lease.session
-        if session.decisions and state == "COMPLETED":
-            await self._park(session)
+        if not session.state.questions:
+            await self._end(session, "COMPLETED", "completed")
             return
-        for flight in session.state.in_flight.values():
-            await loaded_agent.guard.settle(session.lease, flight, "unknown", _UNREPORTED_OUTCOME)
-        questions = await lifecycle.read_questions(self._store, name, self._clock.now())
-        await self._store.commit(lifecycle.end_session(session.lease, state, reason, asked=questions))
-        self._sessions.pop(name, None)
+        await session.park()
+        self._sessions.pop(session.id, None)
 
-    async def _park(self, session: HookedSession) -> None:
-        name = session.lease.session
-        (row,) = await self._store.ask(Query("session", SessionRow, {"session": name}))
-        event = SessionParked(state="WAITING_FOR_APPROVAL", inbox_seen=row.inbox_head)
-        key = f"{name}/{session.lease.generation}/rest/{session.state.head}"
-        await self._store.commit(lifecycle.park_session(session.lease, key, event))
-        self._sessions.pop(name, None)
+    async def _end(self, session: HookedSession, state: State, reason: TerminalReason) -> None:
+        await session.end(state, reason)
+        self._sessions.pop(session.id, None)
 
     async def sweep(self) -> None:
         """End sessions that were cancelled, and those that their program left without an end event."""
         for agent, entry in self._folder.agents().items():
-            params = {"agent": agent, "kind": "hooked", "limit": MAX_SWEPT_SESSIONS}
-            for row in await self._store.ask(Query("sessions_of", SessionRow, params)):
-                if row.ended_at is None:
-                    await self._sweep_session(await self._load(agent, entry.program), row)
+            for row in await self._host.list_open(agent, "hooked"):
+                await self._sweep_session(await self._load(agent, entry.program), row)
 
     async def _sweep_session(self, loaded_agent: _LoadedAgent, row: SessionRow) -> None:
-        events = await read_stream(self._store, session_stream(row.session))
-        halt = await loaded_agent.guard.find_halt(loaded_agent.agent.make_context(row.session))
+        context = loaded_agent.agent.make_context(row.session)
+        halt = await loaded_agent.guard.find_halt(context)
         is_cancelled = halt is not None and halt.cancels
         session = self._sessions.get(row.session)
-        is_idle = self._clock.now() - events[-1].at >= IDLE_END
-        if not (is_cancelled or is_idle) or (session is not None and session.pending_calls):
+        if session is not None and session.awaited:
+            return
+        events = await read_stream(self._host.store, session_stream(row.session))
+        if not is_cancelled and self._clock.now() - events[-1].at < IDLE_END:
             return
         if session is None:
-            lease = await acquire_lease(self._store, self._clock, self._worker, SessionId(row.session), 0)
+            lease = await self._host.acquire_lease(row.session)
             if lease is None:
                 return
-            session = HookedSession(lease, loaded_agent.agent.make_context(row.session))
-        await self._catch_up(session)
-        if not is_cancelled and await self._can_be_answered(loaded_agent, session):
+            session = HookedSession(self._host, loaded_agent.guard, lease, context)
+        await session.catch_up()
+        if not is_cancelled and await session.state.has_open_question(session.guard, self._clock.now()):
             return
-        session.decisions.clear()
         if row.state != "RUNNING":
-            key = f"{row.session}/{session.lease.generation}/swept"
-            await self._store.commit(lifecycle.wake_session(session.lease, key, "timer", row.inbox_head))
+            await session.wake("timer")
         if is_cancelled:
-            await self._end(loaded_agent, session, "CANCELLED", "cancelled")
+            await self._end(session, "CANCELLED", "cancelled")
         else:
-            await self._end(loaded_agent, session, "COMPLETED", "idle_timeout")
-
-    async def _can_be_answered(self, loaded_agent: _LoadedAgent, session: HookedSession) -> bool:
-        rows = [await loaded_agent.guard.decision(each) for each in session.decisions.values()]
-        return any(row is not None and self._clock.now() < row.expires_at for row in rows)
+            await self._end(session, "COMPLETED", "idle_timeout")
 
 
 def _list_hook_settings(entry: HookedProgram) -> ProtectedPaths:
