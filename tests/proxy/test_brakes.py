@@ -169,7 +169,7 @@ async def test_a_key_asks_only_its_own_models(place: Any) -> None:
 
 async def test_a_request_waits_for_money_that_others_hold_and_then_gets_a_time_to_retry(place: Any) -> None:
     place.provider.gate = asyncio.Event()
-    place.proxy._door._max_wait = SECOND // 5  # noqa: SLF001
+    place.proxy._guard._models._max_wait = SECOND // 5  # noqa: SLF001
     key = place.key(max_cost_usd_per_day="0.02")
     headers, body = {"x-api-key": key}, {"model": OPUS, "max_tokens": 100_000, "messages": HI}
     async with httpx2.AsyncClient(timeout=30) as http:

@@ -67,6 +67,7 @@ class GuardRuntime:
         self.refuse = door.refuse
         self.decision = door.decision
         self.find_halt = door.find_halt
+        self.find_halt_in = halts.find
         self.request = models.request
         self.unattributed_cost = simulator.costs
 

@@ -10,7 +10,7 @@ own id and hold, and its outcome says whether a retry may succeed.
 """
 
 import asyncio
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
@@ -25,7 +25,6 @@ from halter.core.ids import Digest
 from halter.core.messages import Model, Prompt, Reply, StreamChunk, Text, count_audio_tokens
 from halter.core.money import MAX_AMOUNT, Charge, list_accounts
 from halter.core.ports import BLOB_THRESHOLD, Committed, Lease, Store, Write, offload_body, read_body
-from halter.core.rows import HaltRow
 from halter.core.text import shorten, to_one_line
 from halter.core.tools import Permit
 from halter.core.usage import (
@@ -354,9 +353,6 @@ class ModelDoor:
         finally:
             if stream is not None:
                 stream.finish(whole=isinstance(answer, AnsweredRequest))
-
-    async def find_halt(self, scopes: Sequence[str]) -> HaltRow | None:
-        return await self._halts.find(scopes)
 
     def _open_stream(self, in_flight: _RequestInFlight, listen: ChunkListener) -> AnswerStream:
         """Stream the answer to a listener, which always receives its end."""

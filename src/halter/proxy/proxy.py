@@ -27,11 +27,12 @@ from halter.core.spec import ResolvedPolicy
 from halter.core.text import shorten, to_one_line
 from halter.core.usage import ModelName, runs_locally
 from halter.dispatch.heartbeat import renew_leases
+from halter.external.session import SessionHost
+from halter.guard.guard import GuardRuntime
 from halter.guard.halts import RateLimited, halt
 from halter.guard.ledger import Ledger
 from halter.guard.model_door import (
     FailedRequest,
-    ModelDoor,
     ModelRequest,
     RefusedRequest,
     RequestOutcome,
@@ -74,6 +75,7 @@ from halter.proxy.relay import (
 )
 from halter.proxy.sessions import KeyTerms, ProxiedSession, ProxiedSessions, resolve_key
 from halter.redaction.redact import Redact, Redactor
+from halter.redaction.secrets import GivenSecrets
 from halter.runtime.runtime import DEFAULT_LEASE_DURATION, Runtime, follow_prices
 from halter.runtime.telemetry import trace_process
 from halter.server.listener import serve_asgi
@@ -159,7 +161,7 @@ class Proxy:
         self,
         app: Runtime,
         keys: KeyRing,
-        door: ModelDoor,
+        guard: GuardRuntime,
         sessions: ProxiedSessions,
         upstreams: Mapping[str, Upstream],
         redact: Redact,
@@ -167,7 +169,7 @@ class Proxy:
     ) -> None:
         self._app = app
         self._keys = keys
-        self._door = door
+        self._guard = guard
         self._sessions = sessions
         self._upstreams = upstreams
         self._pools: Mapping[str, ClientSession] = {each.provider: open_pool(each) for each in upstreams.values()}
@@ -294,7 +296,7 @@ class Proxy:
         """Relay a free request. Halts apply to it too."""
         dialect = incoming.route.dialect.name
         agent, key = incoming.terms.policy.name, incoming.terms.key.name
-        halt = await self._door.find_halt((key_scope(agent, key), f"agent:{agent}", "fleet"))
+        halt = await self._guard.find_halt_in((key_scope(agent, key), f"agent:{agent}", "fleet"))
         if halt is not None:
             await client.refuse(dialect, Refusal("halted", f"Halter: {halt.scope} is halted."))
             return
@@ -348,8 +350,8 @@ class Proxy:
     async def _ask(
         self, incoming: IncomingCall, call: ModelCall, session: ProxiedSession, client: ClientConnection
     ) -> Refusal | None:
-        if session.ended:
-            return Refusal("halted", f"Halter: {session.ended}")
+        if session.end_reason:
+            return Refusal("halted", f"Halter: {session.end_reason}")
         exchange = self._exchange(incoming, client, call.model)
         name = ModelName(exchange.upstream.provider, call.model)
         window = find_listed_window(name, exchange.upstream.base_url) or DEFAULT_CONTEXT_WINDOW
@@ -380,7 +382,7 @@ class Proxy:
         if other_model and not runs_locally(name, exchange.upstream.base_url):
             await self._halt_key(incoming.terms, request.id, ModelName(name.provider, other_model), call.model)
         if isinstance(outcome, RefusedRequest | FailedRequest) and outcome.outcome == "external_halt":
-            await self._sessions.end_cancelled(session)
+            await session.end_if_cancelled()
         rates = request.prices or table.find(name, exchange.upstream.base_url)
         return explain_outcome(outcome, self._app.clock.now(), rates)
 
@@ -390,7 +392,9 @@ class Proxy:
         """Make the request through the door, and repeat it after a rate limit, for as long as a client waits."""
         wait_count = 0
         while True:
-            outcome = await self._door.request(session.lease, session.make_context(), request, model, waited=wait_count)
+            outcome = await self._guard.request(
+                session.lease, session.make_context(), request, model, waited=wait_count
+            )
             now = self._app.clock.now()
             if not isinstance(outcome, RateLimited) or outcome.retry_at > incoming.came_at + MAX_CLIENT_WAIT:
                 return outcome
@@ -536,12 +540,18 @@ async def open_proxy(
     """Open a proxy on a store. Its leases are renewed in the block, and its sessions end when the block ends."""
     store = app.patient()
     redact = Redactor({}, app.environ).redact
-    accounts = ledger(store, app.clock, max_wait)
     worker = make_worker_id("proxy", app.ids)
-    policy = resolve_key(app.fleet, _PROBE_KEY).policy
-    door = ModelDoor(store, app.clock, accounts, make_proxy_prices(app, policy), redact=redact)
-    sessions = ProxiedSessions(app, worker, accounts, redact)
-    proxy = Proxy(app, keys, door, sessions, upstreams, redact, reader)
+    terms = resolve_key(app.fleet, _PROBE_KEY)
+    guard = GuardRuntime(
+        store,
+        app.clock,
+        redact=redact,
+        secrets=GivenSecrets({}),
+        prices=make_proxy_prices(app, terms.policy),
+        ledger=ledger(store, app.clock, max_wait),
+    )
+    sessions = ProxiedSessions(SessionHost(app, worker), guard, terms)
+    proxy = Proxy(app, keys, guard, sessions, upstreams, redact, reader)
     async with (
         trace_process(app, _LOG.warning, ("proxied",)),
         renew_leases(store, app.clock, worker, max(lease // 3, 1), liveness=app.liveness),

@@ -18,30 +18,23 @@ from halter.core.agent_spec import Provider
 from halter.core.clock import MINUTE, SECOND, read_monotonic
 from halter.core.errors import LeaseLost, StoreError, StoreUnavailable
 from halter.core.events import SessionStarted
-from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.money import DOLLAR, format_exact_micros
-from halter.core.ports import Lease, Query, read_stream
-from halter.core.rows import HaltRow, SessionRow, WorkerRow
+from halter.core.ports import Lease, Query
+from halter.core.rows import HaltRow, SessionRow
 from halter.core.spec import ResolvedPolicy
-from halter.core.text import encode_body
-from halter.core.vocabulary import State, TerminalReason
-from halter.dispatch.heartbeat import acquire_lease
+from halter.external.session import MAX_LISTED_SESSIONS, ExternalSession, SessionHost
+from halter.external.sweep import recover_session
+from halter.guard.guard import GuardRuntime
 from halter.guard.halts import read_halts
-from halter.guard.ledger import Ledger
 from halter.guard.prepare import SessionContext
 from halter.proxy.keys import VirtualKey
-from halter.redaction.redact import Redact
 from halter.runtime.agent import parse_agent_options
-from halter.runtime.agent_context import store_policy
 from halter.runtime.runtime import Runtime
-from halter.state import lifecycle
-from halter.state.session import replay
 
 IDLE_LIMIT: Final = 30 * MINUTE
 SWEEP_INTERVAL: Final = 15 * SECOND
 MAX_SESSIONS_PER_KEY: Final = 200
 """Above this number of labels, a key's further requests share one session."""
-MAX_RECOVERED: Final = 10_000
 
 
 class KeyTerms(msgspec.Struct, frozen=True):
@@ -76,38 +69,71 @@ def describe_lower_cap(terms: KeyTerms) -> str:
     return ""
 
 
-class ProxiedSession:
-    """An open session, with the number of its requests in flight."""
+class ProxiedSession(ExternalSession):
+    """A session of a key's client, with the number of its requests in flight."""
 
-    def __init__(self, terms: KeyTerms, lease: Lease, context: SessionContext, now: int) -> None:
+    def __init__(self, host: SessionHost, guard: GuardRuntime, lease: Lease, terms: KeyTerms) -> None:
+        super().__init__(host, guard, lease, _make_context(host.app, terms, lease.session))
         self.terms = terms
-        self.lease = lease
-        self._context = context
-        self.used_at = now
         self.under_way = 0
-        self.ended = ""
         self._request_count = 0
-
-    @property
-    def id(self) -> str:
-        return self.lease.session
 
     def next_request(self) -> str:
         self._request_count += 1
-        return f"{self.lease.session}.r{self._request_count}"
+        return f"{self.id}.r{self._request_count}"
 
     def make_context(self) -> SessionContext:
         """Make a separate context for each request, because a context caches values of its model."""
-        return msgspec.structs.replace(self._context)
+        return msgspec.structs.replace(self.context)
+
+    async def close(self) -> None:
+        """End the session, for the reason of its halt if a person has stopped it."""
+        if self.end_reason:
+            return
+        self.end_reason = "The session has ended."
+        with suppress(StoreError):
+            halt = await self._find_own_halt()
+            if halt is None:
+                await self.end("COMPLETED", "completed")
+            else:
+                await self.end(*(("CANCELLED", "cancelled") if halt.cancels else ("HALTED", "external_halt")))
+
+    async def end_if_cancelled(self) -> None:
+        """End a session that a person cancelled. It keeps its label, so that no new session replaces it."""
+        halt = await self._find_own_halt()
+        if halt is None or not halt.cancels:
+            return
+        if not self.end_reason and self.under_way <= 1:
+            with suppress(StoreError):
+                await self.end("CANCELLED", "cancelled")
+        self.end_reason = f"Session {self.id} was cancelled."
+
+    async def _find_own_halt(self) -> HaltRow | None:
+        halts = await read_halts(self.host.store, [self.lease.stream])
+        return next((row for row in halts.values() if row.halted), None)
+
+
+def _make_context(app: Runtime, terms: KeyTerms, session: str) -> SessionContext:
+    return SessionContext(
+        session=session,
+        agent=terms.policy.name,
+        phase=terms.policy.phases[0],
+        policy=terms.policy,
+        policy_digest=terms.digest,
+        tokens_per_hour=terms.key.limits.tokens_per_hour,
+        rate_limits=read_model_rates(app.fleet),
+        key=terms.key.name,
+    )
 
 
 class ProxiedSessions:
-    def __init__(self, app: Runtime, worker: WorkerId, ledger: Ledger, redact: Redact) -> None:
-        self._app = app
-        self._store = app.patient()
-        self._worker = worker
-        self._ledger = ledger
-        self._redact = redact
+    """The open sessions of one process. `terms` are those of a key without limits, for what other processes left."""
+
+    def __init__(self, host: SessionHost, guard: GuardRuntime, terms: KeyTerms) -> None:
+        self._app = host.app
+        self._host = host
+        self._guard = guard
+        self._terms = terms
         self._sessions: dict[tuple[str, str], asyncio.Future[ProxiedSession]] = {}
 
     async def get_session(self, terms: KeyTerms, label: str, task_text: str) -> ProxiedSession:
@@ -124,7 +150,7 @@ class ProxiedSessions:
         if session.terms is not terms and session.terms != terms:
             # The key or the fleet's policy has changed: the session with the old policy ends.
             self._sessions.pop(session_key, None)
-            await self._end(session)
+            await session.close()
             return await self.get_session(terms, label, task_text)
         session.used_at = read_monotonic(self._app.clock)
         return session
@@ -140,33 +166,19 @@ class ProxiedSessions:
                 del self._sessions[session_key]
 
     async def _begin(self, terms: KeyTerms, task_text: str) -> ProxiedSession:
-        app = self._app
-        session = SessionId(app.ids.make())
         event = SessionStarted(
-            session=session,
+            session=self._app.ids.make(),
             agent=terms.policy.name,
             kind="proxied",
             started_by=f"key:{terms.key.name}",
             origin="agent",
             trusted=False,
-            definition=await store_policy(self._store, terms.policy, self._redact),
         )
-        await app.adopt_policy()
-        await self._store.commit(lifecycle.start_session(event, encode_body(self._redact(task_text))))
-        lease = await acquire_lease(self._store, app.clock, self._worker, session, SECOND)
+        await self._host.record_start(event, terms.policy, task_text, self._guard.redact)
+        lease = await self._host.acquire_lease(event.session, SECOND)
         if lease is None:
-            raise LeaseLost(f"Another process took session {session} before it started.")
-        context = SessionContext(
-            session=session,
-            agent=terms.policy.name,
-            phase=terms.policy.phases[0],
-            policy=terms.policy,
-            policy_digest=terms.digest,
-            tokens_per_hour=terms.key.limits.tokens_per_hour,
-            rate_limits=read_model_rates(app.fleet),
-            key=terms.key.name,
-        )
-        return ProxiedSession(terms, lease, context, read_monotonic(app.clock))
+            raise LeaseLost(f"Another process took session {event.session} before it started.")
+        return ProxiedSession(self._host, self._guard, lease, terms)
 
     async def run(self) -> None:
         """End idle sessions, and those that crashed processes left, until cancelled."""
@@ -184,55 +196,17 @@ class ProxiedSessions:
             session = future.result()
             if not session.under_way and session.used_at < used_before:
                 self._sessions.pop(session_key, None)
-                await self._end(session)
+                await session.close()
 
     async def close(self) -> None:
         await self.end_idle(read_monotonic(self._app.clock) + 1)
 
     async def recover(self) -> int:
         """End the sessions of dead processes, and settle their effects in doubt. Return their number."""
-        params = {"agent": "", "state": "RUNNING", "since": 0, "limit": MAX_RECOVERED}
-        rows = await self._store.ask(Query("sessions_in_state", SessionRow, params))
-        now = self._app.clock.now()
-        alive = {each.worker for each in await self._store.ask(Query("all_workers", WorkerRow)) if each.alive(now)}
-        orphans = [row for row in rows if row.kind == "proxied" and row.owner not in alive]
+        params = {"agent": "", "state": "RUNNING", "since": 0, "limit": MAX_LISTED_SESSIONS}
+        rows = await self._host.store.ask(Query("sessions_in_state", SessionRow, params))
         ended_count = 0
-        for row in orphans:
-            leases = await self._store.claim(self._worker, 1, SessionId(row.session))
-            if leases:
-                await self._settle_and_end(leases[0])
-                ended_count += 1
+        for row in await self._host.without_owner([row for row in rows if row.kind == "proxied"]):
+            context = _make_context(self._app, self._terms, row.session)
+            ended_count += await recover_session(self._host, self._guard, row, context)
         return ended_count
-
-    async def _settle_and_end(self, lease: Lease) -> None:
-        with suppress(LeaseLost):
-            state = replay(await read_stream(self._store, lease.stream))
-            await self._ledger.settle_in_doubt(lease, tuple(state.in_flight.values()))
-            await self._store.commit(lifecycle.end_session(lease, "ERROR", "error"))
-
-    async def _end(self, session: ProxiedSession) -> None:
-        if session.ended:
-            return
-        session.ended = "ended"
-        with suppress(StoreError):
-            state, reason = await self._find_end(session)
-            await self._store.commit(lifecycle.end_session(session.lease, state, reason))
-
-    async def _halt_of(self, session: ProxiedSession) -> HaltRow | None:
-        halts = await read_halts(self._store, [session_stream(session.id)])
-        return next((row for row in halts.values() if row.halted), None)
-
-    async def _find_end(self, session: ProxiedSession) -> tuple[State, TerminalReason]:
-        halt = await self._halt_of(session)
-        if halt is None:
-            return "COMPLETED", "completed"
-        return ("CANCELLED", "cancelled") if halt.cancels else ("HALTED", "external_halt")
-
-    async def end_cancelled(self, session: ProxiedSession) -> None:
-        """End a session that a person cancelled. It keeps its label, so that no new session replaces it."""
-        halt = await self._halt_of(session)
-        if halt is not None and halt.cancels:
-            if not session.ended and session.under_way <= 1:
-                with suppress(StoreError):
-                    await self._store.commit(lifecycle.end_session(session.lease, "CANCELLED", "cancelled"))
-            session.ended = f"Session {session.id} was cancelled."
