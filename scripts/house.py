@@ -2,6 +2,7 @@
 
     .venv/bin/python -m scripts.house          a table
     .venv/bin/python -m scripts.house --json   the same figures, by name
+    .venv/bin/python -m scripts.house --beside v1.0.0   the shape of the sources beside that of another version
 
 Code is found by importing the object, never by the name of its module: a module that moves does not change a figure.
 """
@@ -31,6 +32,7 @@ from halter.journal.store import JournalStore
 from halter.loop.loop import TurnLoop
 from halter.models.scripted import Scripted, call, say
 from scripts.names import CHECKS
+from scripts.shape import Shape, count_code_lines, measure_shape
 
 SOURCE = Path(__file__).parents[1] / "src"
 WORDS = re.compile(r"\b(?:whoever|somebody|nobody|whatever)\b", re.IGNORECASE)
@@ -109,22 +111,9 @@ def count_text() -> dict[str, int]:
     sources = {path: path.read_text("utf-8") for path in modules()}
     return {
         "lines": sum(source.count("\n") for source in sources.values()),
-        "net_lines": sum(_net_lines(source, parse_module(path)) for path, source in sources.items()),
+        "net_lines": sum(count_code_lines(source, parse_module(path)) for path, source in sources.items()),
         "words": sum(len(WORDS.findall(source)) for source in sources.values()),
     }
-
-
-def _net_lines(source: str, tree: ast.Module) -> int:
-    """Count the lines that are neither blank nor a comment, an import or a docstring."""
-    lines = {n for n, line in enumerate(source.splitlines(), 1) if line.strip() and not line.lstrip().startswith("#")}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom) or (isinstance(node, ast.Expr) and _is_text(node.value)):
-            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return len(lines)
-
-
-def _is_text(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
 def travel() -> Travel:
@@ -254,7 +243,7 @@ def figures() -> dict[str, Any]:
 
 def _table(all_figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
     folder, file_count = all_figures["fullest_folder"]
-    yield "files", f"{all_figures['files']:,}"
+    yield from list_shape(measure_shape(SOURCE))
     yield "lines", f"{all_figures['lines']:,}"
     yield "net code lines", f"{all_figures['net_lines']:,}"
     yield "files in the fullest folder", f"{file_count} ({folder})"
@@ -269,11 +258,53 @@ def _table(all_figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "whoever, somebody, nobody, whatever", f"{all_figures['words']:,}"
 
 
+def measure_version(reference: str) -> Shape:
+    """Measure the sources of another version of this repository."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["/usr/bin/env", "git", "archive", reference, "src"]
+        archive = subprocess.run(command, cwd=SOURCE.parent, check=True, stdout=subprocess.PIPE).stdout
+        subprocess.run(["/usr/bin/env", "tar", "-x", "-C", folder], input=archive, check=True)
+        return measure_shape(Path(folder) / "src")
+
+
+def list_shape(shape: Shape) -> Iterator[tuple[str, str]]:
+    """List the figures of a shape in the order of the table."""
+    yield "files", f"{shape.files:,}"
+    yield "tokens", f"{shape.tokens:,}"
+    yield "tokens per code line", f"{shape.tokens / shape.code_lines:.1f}"
+    yield "classes", f"{shape.classes:,}"
+    yield "private functions with one caller", f"{shape.helpers:,}"
+    yield "own imports inside functions", f"{shape.deferred_imports:,}"
+    yield "… outside the command line", f"{shape.deferred_outside_faces:,}"
+    yield "circles", f"{len(shape.circles):,}"
+
+
+def show_beside(reference: str) -> None:
+    """Print the shape of the sources, and of every room, beside another version."""
+    before, now = measure_version(reference), measure_shape(SOURCE)
+    columns = [
+        (name, figure, other) for (name, figure), (_, other) in zip(list_shape(now), list_shape(before), strict=True)
+    ]
+    rooms = sorted({*before.tokens_by_room, *now.tokens_by_room})
+    columns += [
+        (f"tokens of {room}", f"{now.tokens_by_room.get(room, 0):,}", f"{before.tokens_by_room.get(room, 0):,}")
+        for room in rooms
+    ]
+    width = max(len(name) for name, _, _ in columns)
+    print(f"{'':<{width}}  {'now':>10}  {reference:>10}")
+    for name, figure, other in columns:
+        print(f"{name:<{width}}  {figure:>10}  {other:>10}")
+
+
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(prog="python -m scripts.house", description="Measure the shape of the package.")
     parser.add_argument("--json", action="store_true", help="print every figure, with the names behind the counts")
+    parser.add_argument("--beside", metavar="REF", help="print the shape of the sources beside another version")
     options = parser.parse_args()
+    if options.beside:
+        show_beside(options.beside)
+        return
     all_figures = figures()
     if options.json:
         print(json.dumps(all_figures, indent=2))

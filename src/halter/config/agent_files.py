@@ -187,7 +187,7 @@ class _GuidanceReader:
     def _add(self, name: str, text: str, path: Path, depth: int) -> None:
         self._files.append(name)
         self._texts.append(f"Contents of {name}:\n\n{text}" if depth else text)
-        for match in _IMPORT.finditer(_keep_prose(text)):
+        for match in _IMPORT.finditer(_strip_code(text)):
             self._import(match[1].replace("\\ ", " ").partition("#")[0], path, depth + 1)
 
     def _import(self, name: str, importer: Path, depth: int) -> None:
@@ -227,7 +227,7 @@ class _GuidanceReader:
         self._notes.append(f"{importer}: @{name} is not imported: {why}.")
 
 
-def _keep_prose(text: str) -> str:
+def _strip_code(text: str) -> str:
     """Leave out code and comments, in time that is proportional to the text, also if many of them have no end."""
     ends: dict[str, list[int]] = {}
     for run in re.finditer("`+", text):
