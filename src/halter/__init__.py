@@ -8,11 +8,11 @@ if TYPE_CHECKING:
     from halter.core.errors import NotDone
     from halter.core.messages import Message, StreamChunk
     from halter.core.tools import Failed, NearBudget, Output, Retry
+    from halter.external.guard import Guard, GuardedSession, SessionAlreadyEnded, SessionInUse
     from halter.guard.tool_door import Answer
     from halter.models.input_files import File
     from halter.operations.store_access import Store
     from halter.runtime.agent import Agent
-    from halter.runtime.guard_api import Guard, GuardedSession, SessionAlreadyEnded, SessionInUse
     from halter.tasks.result import CompletedResult, Result, RunFailed, StoppedResult
     from halter.tasks.run_events import (
         CallBegan,
@@ -69,8 +69,8 @@ _HOMES = {
     "Deps": "halter.tools.function_tool",
     "Failed": "halter.core.tools",
     "File": "halter.models.input_files",
-    "Guard": "halter.runtime.guard_api",
-    "GuardedSession": "halter.runtime.guard_api",
+    "Guard": "halter.external.guard",
+    "GuardedSession": "halter.external.guard",
     "Message": "halter.core.messages",
     "ModelAnswered": "halter.tasks.run_events",
     "NearBudget": "halter.core.tools",
@@ -80,8 +80,8 @@ _HOMES = {
     "Result": "halter.tasks.result",
     "Retry": "halter.core.tools",
     "RunFailed": "halter.tasks.result",
-    "SessionAlreadyEnded": "halter.runtime.guard_api",
-    "SessionInUse": "halter.runtime.guard_api",
+    "SessionAlreadyEnded": "halter.external.guard",
+    "SessionInUse": "halter.external.guard",
     "StoppedResult": "halter.tasks.result",
     "Store": "halter.operations.store_access",
     "StreamChunk": "halter.core.messages",

@@ -18,10 +18,10 @@ from halter.core.errors import ConfigError, explain_extra
 from halter.core.ids import key_scope
 from halter.core.money import DOLLAR, format_exact_micros
 from halter.core.ports import Lease
+from halter.external.dialect import DialectName
 from halter.guard.ledger import ActualResult, Ledger, Settlement
 from halter.models.providers import is_installed
 from halter.proxy.body_reader import BodyRead, BodyReader, ReadRequest, read_request
-from halter.proxy.dialect import DialectName
 from halter.proxy.keys import KeyFile, KeyLimits, KeyRing, make_key_secret, make_virtual_key
 from halter.settings import Settings
 from halter.state.session import InFlight

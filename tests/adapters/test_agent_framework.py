@@ -22,8 +22,8 @@ from agent_framework import (
 
 from halter.adapters.agent_framework import GuardedChatAgent, guard
 from halter.core.errors import ConfigError
+from halter.external.effects import EffectRefused
 from halter.guard.halts import halt
-from halter.runtime.external_effects import EffectRefused
 from tests.adapters.conftest import Desk
 
 

@@ -12,7 +12,7 @@ from pydantic_ai.messages import BinaryContent, DocumentUrl, ImageUrl, ToolRetur
 
 from halter.adapters.agent_framework import _to_attributes  # pyright: ignore[reportPrivateUsage]  What it renders is meant.
 from halter.adapters.attachments import split_attachments
-from halter.runtime.external_effects import EffectRefused
+from halter.external.effects import EffectRefused
 from tests.adapters import test_agent_framework, test_langchain, test_openai_agents, test_pydantic_ai
 from tests.adapters.conftest import Desk
 

@@ -15,8 +15,8 @@ from claude_agent_sdk import ClaudeAgentOptions, ResultMessage, create_sdk_mcp_s
 
 from halter.adapters.claude_sdk import GuardedClaude, guard
 from halter.core.errors import ConfigError
+from halter.external.effects import EffectRefused
 from halter.guard.halts import halt
-from halter.runtime.external_effects import EffectRefused
 from tests.adapters.conftest import Desk
 from tests.clients.providers import Provider, Step, calls, text
 

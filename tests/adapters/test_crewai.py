@@ -33,8 +33,8 @@ from pydantic import Field
 
 from halter.adapters.crewai import GuardedCrew, guard
 from halter.core.errors import ConfigError
+from halter.external.effects import EffectRefused
 from halter.guard.halts import halt
-from halter.runtime.external_effects import EffectRefused
 from tests.adapters.conftest import Desk
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -29,8 +29,8 @@ from pydantic import Field
 
 from halter.adapters.google_adk import GuardedAdkRunner, guard
 from halter.core.errors import ConfigError
+from halter.external.effects import DecisionPending, EffectRefused
 from halter.guard.halts import halt
-from halter.runtime.external_effects import DecisionPending, EffectRefused
 from tests.adapters.conftest import Desk
 
 

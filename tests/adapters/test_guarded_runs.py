@@ -21,10 +21,10 @@ from halter.core.ids import session_stream
 from halter.core.ports import Committed, Stored, Write, matters_always, read_stream
 from halter.core.tools import ToolSpec
 from halter.core.usage import Usage
+from halter.external.effects import ModelResult
+from halter.external.guard import GuardedSession
 from halter.journal.store import JournalStore
 from halter.loop.session_runtime import wait_for_change, watch_changes
-from halter.runtime.external_effects import ModelResult
-from halter.runtime.guard_api import GuardedSession
 from tests.adapters.conftest import Desk
 from tests.adapters.killed_program import FRAMEWORKS
 

@@ -13,11 +13,11 @@ from halter.core.ids import session_stream
 from halter.core.ports import read_body, read_stream
 from halter.core.text import decode_body
 from halter.core.tools import ToolSpec
+from halter.external.effects import DecisionPending
+from halter.external.guard import GuardedSession
 from halter.guard.external_provenance import ExternalProvenanceCheck
 from halter.guard.provenance_check import ProvenanceCheck
 from halter.guard.tool_door import Answer, ApprovalRequired
-from halter.runtime.external_effects import DecisionPending
-from halter.runtime.guard_api import GuardedSession
 from tests.adapters.conftest import Desk
 
 TASK = "Read my mail, and send a thank-you note to bob@example.org."

@@ -22,8 +22,8 @@ from langgraph.types import Command, interrupt
 
 from halter.adapters.langchain import create_agent
 from halter.core.errors import ConfigError
+from halter.external.effects import EffectRefused
 from halter.guard.halts import halt
-from halter.runtime.external_effects import EffectRefused
 from tests.adapters.conftest import Desk
 
 ASK: Any = {"messages": [{"role": "user", "content": "Pay the bill."}]}

@@ -35,8 +35,8 @@ from openai.types.responses import (
 
 from halter.adapters.openai_agents import GuardedRunner, _AgentWrapper, _Terms, guard  # pyright: ignore[reportPrivateUsage]
 from halter.core.errors import ConfigError
+from halter.external.effects import EffectRefused
 from halter.guard.halts import halt
-from halter.runtime.external_effects import EffectRefused
 from tests.adapters.conftest import Desk
 
 

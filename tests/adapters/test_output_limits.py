@@ -19,7 +19,7 @@ from halter.adapters.attachments import find_limit, lower_limit
 from halter.core.events import RequestStarted
 from halter.core.ids import session_stream
 from halter.core.ports import read_stream
-from halter.proxy.dialect import DEFAULT_MAX_OUTPUT
+from halter.external.dialect import DEFAULT_MAX_OUTPUT
 from tests.adapters import test_agent_framework, test_langchain, test_openai_agents
 from tests.adapters.conftest import Desk
 

@@ -17,8 +17,8 @@ from pydantic_ai.usage import RequestUsage
 
 from halter.adapters.pydantic_ai import GuardedAgent, guard
 from halter.core.errors import ConfigError
+from halter.external.effects import EffectRefused
 from halter.guard.halts import halt
-from halter.runtime.external_effects import EffectRefused
 from tests.adapters.conftest import Desk
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from halter import Guard
 from halter.core.errors import ConfigError
+from halter.external.guard import GuardedSession
 from halter.guard.halts import halt
-from halter.runtime.guard_api import GuardedSession
 from halter_drills.provider import ListedProvider
 from tests.adapters.conftest import Desk
 

@@ -11,18 +11,9 @@ MAX_FILES_OF_A_FOLDER = 25
 FRAMES = 11
 """From `Agent.run` to the commit of a guarded tool call."""
 FILES = 7
-KNOWN_CIRCLES = frozenset(
-    {
-        ("halter.adapters.sdk_clients", "halter.runtime.guard_api", "halter.runtime.guard_thread"),
-        (
-            "halter.runtime.budgets",
-            "halter.runtime.needs",
-            "halter.runtime.session_builder",
-            "halter.runtime.session_start",
-            "halter.runtime.sub_sessions",
-        ),
-    }
-)
+KNOWN_CIRCLES = {
+    ("halter.runtime.session_builder", "halter.runtime.session_start", "halter.runtime.sub_sessions"),
+}
 """Circles that are still to be opened. A new one is never added."""
 
 

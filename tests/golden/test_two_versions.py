@@ -23,12 +23,12 @@ from halter.core.events import (
 from halter.core.ids import SessionId, SortableIds, WorkerId, session_stream
 from halter.core.ports import Committed, Draft, Lease, Query, Rows, Write
 from halter.core.rows import SessionRow
+from halter.external.guard import SessionInUse
 from halter.journal.engine import Engine
 from halter.journal.open import open_store
 from halter.journal.verify import verify_store
 from halter.runtime.agent_context import AgentContext, models_of
 from halter.runtime.assemble import assemble_agent
-from halter.runtime.guard_api import SessionInUse
 from halter.runtime.session_start import attend_session, begin_session, post_message, reopen_agent_session
 from halter.state import lifecycle
 from halter.testing.fakes import StoreProxy, Worker

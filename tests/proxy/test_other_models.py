@@ -12,13 +12,13 @@ from halter.core.events import RequestRefused, RequestSettled, RequestStarted
 from halter.core.ports import Query
 from halter.core.rows import HaltRow
 from halter.core.usage import ModelName
+from halter.external.dialect import CHAT, MESSAGES, RESPONSES, find_rates, read_call
 from halter.guard.halts import read_halts
 from halter.models.providers import Prices
 from halter.models.wire_format import UsageReader
 from halter.operations import control
 from halter.operations.actor import Actor, Principal
 from halter.operations.queries import read_needs
-from halter.proxy.dialect import CHAT, MESSAGES, RESPONSES, find_rates, read_call
 
 CLAUDE, GPT = "claude-haiku-5-5", "gpt-4o-mini"
 HI: Any = [{"role": "user", "content": "hi"}]

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from halter.core.events import RequestSettled, RequestStarted
+from halter.external.relay import drain_events
 from halter.guard.halts import halt
 from halter.models.wire_format import UsageReader
 from halter.proxy.body_reader import ReadRequest, read_request
-from halter.proxy.relay import drain_events
 
 GPT = "gpt-4o-mini"
 SIZE = 7 * 1024 * 1024

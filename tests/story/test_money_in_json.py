@@ -16,7 +16,7 @@ from halter.core.events import EVENTS_BY_KIND
 from halter.core.money import format_exact_micros, micros_to_usd
 from halter.core.public_json import encode_public_json
 from halter.demo.incidents import Night
-from halter.runtime.guard_api import GuardSummary as GuardReport
+from halter.external.guard import GuardSummary as GuardReport
 from halter.server.api import DO, READ
 from halter.tasks.result import Result as RunResult
 

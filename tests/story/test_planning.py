@@ -26,7 +26,7 @@ from halter.guard.approvals import (
 from halter.guard.judge import adopt_first_policy
 from halter.runtime.message_router import HandledMessage
 from halter.runtime.runtime import make_adoption_event
-from halter.runtime.session_builder import TriggerRecord
+from halter.runtime.trigger_records import TriggerRecord
 from halter.testing.world import World
 from tests.story.autonomous import CALM
 from tests.story.fronts import Front, front

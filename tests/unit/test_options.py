@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from halter.core.errors import ConfigError
-from halter.runtime.guard_api import Guard
+from halter.external.guard import Guard
 from halter.tools.function_tool import tool
 from halter.tools.http import make_http_tools
 from halter.tools.shell import make_shell_tool

@@ -20,11 +20,11 @@ import msgspec
 from halter.adapters.guarded_runs import as_mapping
 from halter.core.messages import AUDIO_PREFIX, Text
 from halter.core.usage import ModelName
+from halter.external.dialect import DEFAULT_CONTEXT_WINDOW, DEFAULT_MAX_OUTPUT
+from halter.external.effects import ModelResult
+from halter.external.guard import GuardedSession
 from halter.models.input_files import IMAGE_TOKENS, IMAGE_TYPES
 from halter.models.providers import find_listed_window
-from halter.proxy.dialect import DEFAULT_CONTEXT_WINDOW, DEFAULT_MAX_OUTPUT
-from halter.runtime.external_effects import ModelResult
-from halter.runtime.guard_api import GuardedSession
 
 AttachmentKind = Literal["picture", "sound", "file"]
 _CONTENT_KEYS: Final = ("content", "contents", "parts", "output", "result", "items", "data", "function_response")

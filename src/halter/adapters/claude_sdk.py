@@ -46,10 +46,10 @@ from halter.adapters.guarded_runs import (
 from halter.core.clock import HOUR
 from halter.core.errors import ConfigError
 from halter.core.folders import ProtectedPaths
+from halter.external.effects import DecisionPending, EffectRefused
+from halter.external.guard import Guard, GuardedSession
 from halter.hooks.tools import HookedTool
 from halter.loop.session_runtime import cancel_and_wait
-from halter.runtime.external_effects import DecisionPending, EffectRefused
-from halter.runtime.guard_api import Guard, GuardedSession
 from halter.tools.function_tool import canonical_json
 
 MAX_CALL_TIME: Final = 24 * HOUR

@@ -49,9 +49,9 @@ from halter.adapters.guarded_runs import (
 from halter.core.errors import ConfigError
 from halter.core.tools import ToolSpec
 from halter.core.usage import Usage
+from halter.external.effects import Act, EffectRefused, ModelResult
+from halter.external.guard import Guard, GuardedSession
 from halter.loop.session_runtime import cancel_and_wait
-from halter.runtime.external_effects import Act, EffectRefused, ModelResult
-from halter.runtime.guard_api import Guard, GuardedSession
 from halter.tools.function_tool import canonical_json
 
 _LIMIT_FIELDS: Final = ("max_output_tokens", "max_completion_tokens", "max_tokens")

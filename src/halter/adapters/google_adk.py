@@ -50,8 +50,8 @@ from halter.adapters.guarded_runs import (
 )
 from halter.core.errors import ConfigError
 from halter.core.usage import Usage
-from halter.runtime.external_effects import DecisionPending, EffectRefused, ModelResult
-from halter.runtime.guard_api import Guard, GuardedSession
+from halter.external.effects import DecisionPending, EffectRefused, ModelResult
+from halter.external.guard import Guard, GuardedSession
 
 ATTEMPT: Final = "halter_attempt:"
 """The prefix of keys in a session's state that count the attempts of a call whose own tool asked for something."""

@@ -12,9 +12,9 @@ from halter.core.errors import ConfigError
 from halter.core.money import usd_to_micros
 from halter.core.tools import Effect, Level, ToolSpec
 from halter.core.usage import Usage
+from halter.external.guard import Guard, GuardedSession, SessionAlreadyEnded
+from halter.external.loop_thread import LoopThread
 from halter.loop.session_runtime import cancel_and_wait
-from halter.runtime.guard_api import Guard, GuardedSession, SessionAlreadyEnded
-from halter.runtime.guard_thread import LoopThread
 
 T = TypeVar("T")
 

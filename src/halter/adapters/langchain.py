@@ -46,8 +46,8 @@ from halter.adapters.guarded_runs import (
 )
 from halter.core.errors import ConfigError
 from halter.core.usage import Usage
-from halter.runtime.external_effects import DecisionPending, EffectRefused, ModelResult
-from halter.runtime.guard_api import Guard, GuardedSession
+from halter.external.effects import DecisionPending, EffectRefused, ModelResult
+from halter.external.guard import Guard, GuardedSession
 
 SESSION_KEY: Final = "__halter_session"
 """The configuration key of a run's session. LangGraph does not write keys with this prefix into checkpoints."""

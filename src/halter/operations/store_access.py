@@ -25,13 +25,13 @@ from halter.core.errors import ConfigError
 from halter.core.ids import normalize_person
 from halter.core.rows import SessionRow
 from halter.core.tools import File
+from halter.external.loop_thread import Blocking
 from halter.operations import control, decisions, money, queries
 from halter.operations.actor import Actor, Done, Principal
 from halter.operations.control import HaltDone, ResumeResult
 from halter.operations.decisions import DecisionResult
 from halter.operations.money import CapSet
 from halter.runtime.budgets import Budget
-from halter.runtime.guard_thread import Blocking
 from halter.runtime.needs import Need
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.settings import find_home, read_settings

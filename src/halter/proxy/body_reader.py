@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from halter.proxy.dialect import DIALECTS, DialectName, ModelCall, Unreadable, mask_body, read_call
+from halter.external.dialect import DIALECTS, DialectName, ModelCall, Unreadable, mask_body, read_call
 from halter.redaction.redact import Redact, Redactor
 
 SMALL_BODY: Final = 32 * 1024

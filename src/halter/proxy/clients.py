@@ -8,7 +8,7 @@ import msgspec
 
 from halter.core.errors import ConfigError
 from halter.core.text import join_names
-from halter.proxy.dialect import CHAT, MESSAGES, RESPONSES, WireDialect
+from halter.external.dialect import CHAT, MESSAGES, RESPONSES, WireDialect
 
 ClientName = Literal["claude", "codex", "aider", "opencode", "openhands", "llm", "langchain"]
 CLIENTS: Final[tuple[ClientName, ...]] = get_args(ClientName)

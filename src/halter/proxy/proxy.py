@@ -27,6 +27,30 @@ from halter.core.spec import ResolvedPolicy
 from halter.core.text import shorten, to_one_line
 from halter.core.usage import ModelName, runs_locally
 from halter.dispatch.heartbeat import renew_leases
+from halter.external.dialect import (
+    CHAT,
+    DEFAULT_CONTEXT_WINDOW,
+    DIALECTS,
+    MESSAGES,
+    RESPONSES,
+    ModelCall,
+    Unreadable,
+    WireDialect,
+    find_rates,
+)
+from halter.external.refusals import Headers, Refusal, explain_outcome
+from halter.external.relay import (
+    AsgiMessage,
+    ClientConnection,
+    RelayedModel,
+    RelayExchange,
+    Send,
+    StoredAnswers,
+    Upstream,
+    list_answer_headers,
+    open_pool,
+    read_whole,
+)
 from halter.external.session import SessionHost
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import RateLimited, halt
@@ -48,31 +72,7 @@ from halter.models.providers import (
 )
 from halter.models.wire import uses_new_limit
 from halter.proxy.body_reader import BodyRead, BodyReader, BodyTooLarge, ReadRequest
-from halter.proxy.dialect import (
-    CHAT,
-    DEFAULT_CONTEXT_WINDOW,
-    DIALECTS,
-    MESSAGES,
-    RESPONSES,
-    ModelCall,
-    Unreadable,
-    WireDialect,
-    find_rates,
-)
-from halter.proxy.errors import Headers, Refusal, explain_outcome
 from halter.proxy.keys import DEFAULT_MAX_BODY_MB, KeyRing, VirtualKey, find_client_key
-from halter.proxy.relay import (
-    AsgiMessage,
-    ClientConnection,
-    RelayedModel,
-    RelayExchange,
-    Send,
-    StoredAnswers,
-    Upstream,
-    list_answer_headers,
-    open_pool,
-    read_whole,
-)
 from halter.proxy.sessions import KeyTerms, ProxiedSession, ProxiedSessions, resolve_key
 from halter.redaction.redact import Redact, Redactor
 from halter.redaction.secrets import GivenSecrets

@@ -20,23 +20,19 @@ from halter.config.sections import compile_gate, compile_signals
 from halter.core import tools
 from halter.core.agent_spec import (
     AnyTrigger,
-    Schedule,
     SensorSpec,
     Signal,
-    TriggerType,
     Watch,
-    Webhook,
     inherit_trigger_caps,
 )
 from halter.core.clock import SECOND, Clock
 from halter.core.events import CallSettled, RequestSettled, SessionStarted
-from halter.core.ids import Digest, session_stream, trigger_stream
+from halter.core.ids import Digest, session_stream
 from halter.core.messages import AnonymizationPolicy, Model, Prompt, Text
 from halter.core.money import Cap, Caps, ScopedCap
-from halter.core.ports import Lease, Query, Store, Stored, Write, read_body, read_stream
+from halter.core.ports import Lease, Query, Store, Stored, Write, read_stream
 from halter.core.provenance import Declaration
-from halter.core.rows import ItemRow, SavedHotState, SessionRow, TriggerRow
-from halter.core.schedules import Timing
+from halter.core.rows import ItemRow, SavedHotState, SessionRow
 from halter.core.spec import Phase
 from halter.core.text import decode_body
 from halter.core.tools import (
@@ -63,6 +59,7 @@ from halter.models.price_tables import make_prices
 from halter.runtime.agent_context import NO_RUN_SETTINGS, AgentContext, Models, RunSettings, apply_run_settings
 from halter.runtime.assemble import AssembledAgent
 from halter.runtime.document_index import Library, SessionDocuments
+from halter.runtime.trigger_records import find_trigger_row, read_trigger_record
 from halter.tasks.agent_tool import AgentTool
 from halter.tasks.conversation import REVIEW_PHASE, Conversation, PhasePolicy, TurnPolicy, review_nothing
 from halter.tasks.playbooks import (
@@ -377,40 +374,6 @@ class _StoredMemory(msgspec.Struct, frozen=True):
 async def _read_words(store: Store, row: _StoredMemory) -> str:
     body = await load_body(store, row.body, row.blob)
     return "(erased)" if body is None else decode_body(body)
-
-
-class TriggerRecord(msgspec.Struct, frozen=True):
-    """A trigger as stored in the journal. `timing` says when a schedule fires."""
-
-    type: TriggerType
-    spec: msgspec.Raw
-    timing: Timing | None = None
-
-    def trigger(self) -> AnyTrigger:
-        kinds: dict[TriggerType, type[AnyTrigger]] = {"schedule": Schedule, "watch": Watch, "webhook": Webhook}
-        return msgspec.json.decode(self.spec, type=kinds[self.type])
-
-
-def classify_trigger(trigger: AnyTrigger) -> TriggerType:
-    if isinstance(trigger, Schedule):
-        return "schedule"
-    return "watch" if isinstance(trigger, Watch) else "webhook"
-
-
-def encode_trigger_record(trigger: AnyTrigger, timing: Timing | None = None) -> bytes:
-    spec = msgspec.Raw(msgspec.json.encode(trigger))
-    return msgspec.json.encode(TriggerRecord(classify_trigger(trigger), spec, timing))
-
-
-async def read_trigger_record(store: Store, row: TriggerRow) -> TriggerRecord | None:
-    """Return the newest version of a trigger; None if it was erased."""
-    (stored,) = await store.read(trigger_stream(row.trigger), row.made_seq - 1, 1)
-    body = await read_body(store, stored)
-    return msgspec.json.decode(body, type=TriggerRecord) if body else None
-
-
-async def find_trigger_row(store: Store, trigger: str) -> TriggerRow | None:
-    return next(iter(await store.ask(Query("trigger", TriggerRow, {"trigger": trigger}))), None)
 
 
 class SessionOrigin(msgspec.Struct, frozen=True):

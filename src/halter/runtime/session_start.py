@@ -58,11 +58,10 @@ from halter.runtime.session_builder import (
     build_session_context,
     find_autonomous_session,
     find_session_origin,
-    find_trigger_row,
     grant_phase_tools,
     read_accepted_context,
-    read_trigger_record,
 )
+from halter.runtime.trigger_records import find_trigger_row, read_trigger_record
 from halter.state import lifecycle
 from halter.tasks.conversation import Conclusion, build_result
 from halter.tasks.playbooks import PlaybookOutcome, StepListener, Task, decode_task, encode_task, walk_playbook

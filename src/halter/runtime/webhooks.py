@@ -23,7 +23,7 @@ from halter.core.tools import find_secret_names
 from halter.redaction.secrets import SECRET_PREFIX
 from halter.runtime.agent_context import AgentContext
 from halter.runtime.assemble import AssembledAgent
-from halter.runtime.session_builder import find_trigger_row
+from halter.runtime.trigger_records import find_trigger_row
 from halter.runtime.trigger_runner import (
     FILE_ACTOR,
     AgentTriggers,

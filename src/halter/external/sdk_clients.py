@@ -18,19 +18,15 @@ tools that the provider runs during a request.
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 import httpx2
 
 from halter.core.errors import ConfigError, ModelUnavailable
-from halter.core.messages import Prompt, Reply, TextListener, make_user_message
+from halter.core.messages import Model, Prompt, Reply, TextListener, make_user_message
 from halter.core.tools import Permit, PermitGate
 from halter.core.usage import ModelName, ModelPrices, Unpriced
-from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest, RequestOutcome
-from halter.loop.session_runtime import cancel_and_wait
-from halter.models.providers import find_listed_window
-from halter.models.wire_format import UsageReader
-from halter.proxy.dialect import (
+from halter.external.dialect import (
     DEFAULT_CONTEXT_WINDOW,
     DIALECTS,
     ModelCall,
@@ -39,19 +35,39 @@ from halter.proxy.dialect import (
     find_rates,
     read_call,
 )
-from halter.proxy.errors import Refusal, explain_outcome, render_in_stream, render_refusal
-from halter.proxy.relay import (
+from halter.external.effects import EffectRefused
+from halter.external.loop_thread import LoopThread
+from halter.external.refusals import Refusal, explain_outcome, render_in_stream, render_refusal
+from halter.external.relay import (
     Upstream,
     conclude_answer,
     drain_events,
     drop_usage_chunk,
 )
-from halter.runtime.guard_api import GuardedSession
-from halter.runtime.guard_thread import LoopThread
+from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest, RequestOutcome
+from halter.loop.session_runtime import cancel_and_wait
+from halter.models.providers import Prices, find_listed_window
+from halter.models.wire_format import UsageReader
 
 C = TypeVar("C")
 
-OpenSession = Callable[[], AbstractAsyncContextManager[GuardedSession]]
+
+class RequestGuard(Protocol):
+    """The session whose guard a client's requests pass."""
+
+    @property
+    def prices(self) -> Prices: ...
+
+    def next_request(self) -> str: ...
+
+    async def request(
+        self, request: ModelRequest, model: Model
+    ) -> AnsweredRequest | RefusedRequest | FailedRequest: ...
+
+    async def wait_until_halted(self) -> EffectRefused: ...
+
+
+OpenSession = Callable[[], AbstractAsyncContextManager[RequestGuard]]
 Send = Callable[[bytes], Awaitable[httpx2.Response]]
 RequestTask = asyncio.Future[AnsweredRequest | RefusedRequest | FailedRequest]
 

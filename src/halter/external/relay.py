@@ -23,10 +23,10 @@ from halter.core.ports import Store
 from halter.core.text import clean, shorten
 from halter.core.tools import Permit, PermitGate
 from halter.core.usage import ModelName, Usage, is_local_address
+from halter.external.dialect import CHAT, DialectName, ModelCall, WireDialect
+from halter.external.refusals import Headers, Refusal, asks_by_litellm, render_in_stream, render_refusal
 from halter.models.wire import CONNECT_TIMEOUT_SECONDS
 from halter.models.wire_format import MAX_ANSWER_BYTES, UsageReader
-from halter.proxy.dialect import CHAT, DialectName, ModelCall, WireDialect
-from halter.proxy.errors import Headers, Refusal, asks_by_litellm, render_in_stream, render_refusal
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession

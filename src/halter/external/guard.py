@@ -15,11 +15,18 @@ journal records it before it runs. After a crash, the program resumes from the j
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
+from typing import Any, Final, TypeVar, Unpack
 
 import msgspec
 
@@ -38,6 +45,8 @@ from halter.core.text import decode_body, encode_body, reject_unknown_options, w
 from halter.core.tools import Tool, ToolSpec
 from halter.core.vocabulary import Outcome, State, TerminalReason
 from halter.dispatch.heartbeat import acquire_lease
+from halter.external.effects import Act, Ask, DecisionPending, EffectRefused, ExternalModel, ExternalTool
+from halter.external.loop_thread import Blocking, LoopThread
 from halter.guard.approvals import PendingDecision, list_pending_decisions
 from halter.guard.external_provenance import ExternalProvenanceCheck, make_external_check
 from halter.guard.halts import BudgetBusy
@@ -58,14 +67,10 @@ from halter.runtime.agent import (
 from halter.runtime.agent_context import AgentContext, Models, store_policy
 from halter.runtime.assemble import AssembledAgent, index_tools, list_protected_paths, protect_tools
 from halter.runtime.budgets import Budget, read_current_budgets, render_budgets
-from halter.runtime.external_effects import Act, Ask, DecisionPending, EffectRefused, ExternalModel, ExternalTool
 from halter.runtime.runtime import Runtime
 from halter.state import lifecycle
 from halter.state.receipt import Receipt, make_receipt
 from halter.tools.function_tool import FunctionTool, canonical_json
-
-if TYPE_CHECKING:
-    from halter.runtime.guard_thread import BlockingGuard, LoopThread
 
 R = TypeVar("R")
 _LOOP_KEYS: Final = (
@@ -152,8 +157,6 @@ class Guard(AgentProgram):
 
     def blocking(self) -> "BlockingGuard":
         """Return the guard for a program that is not async."""
-        from halter.runtime.guard_thread import BlockingGuard
-
         return BlockingGuard(self)
 
     def allow_external_tools(self) -> None:
@@ -491,10 +494,10 @@ class GuardedSession:
 def guard_client(
     client: R,
     open_session: Callable[[], AbstractAsyncContextManager[GuardedSession]],
-    thread: "LoopThread | None",
+    thread: LoopThread | None,
     provider: str,
 ) -> R:
-    from halter.adapters import sdk_clients
+    from halter.external import sdk_clients
 
     return sdk_clients.guard_client(client, open_session, thread, provider)
 
@@ -515,3 +518,72 @@ def _name(tool: str | FunctionTool) -> str:
 
 def _json(arguments: Mapping[str, Any]) -> bytes:
     return canonical_json(msgspec.to_builtins(dict(arguments)))
+
+
+class BlockingGuard(Blocking):
+    """A guard with blocking calls."""
+
+    NOUN = "guard"
+    _opened: Guard
+
+    @contextmanager
+    def session(self, task: str = "", *, id: str | None = None) -> Generator["BlockingSession"]:  # noqa: A002 The public name.
+        """Start a session, or resume the one with that id, as `Guard.session` does."""
+        thread, manager = self._open(), self._opened.session(task, id=id)
+        session = BlockingSession(thread.run(manager.__aenter__()), thread)
+        try:
+            yield session
+        except BaseException as error:
+            if not thread.run(manager.__aexit__(type(error), error, error.__traceback__)):
+                raise
+        else:
+            thread.run(manager.__aexit__(None, None, None))
+
+    def call(self, tool: str | FunctionTool, /, **arguments: Any) -> Answer:
+        """Make one call in a new session."""
+        return self._open().run(self._opened.call(tool, **arguments))
+
+    def model(self, client: R, *, provider: str = "") -> R:
+        """Return a client of the openai or anthropic SDK whose requests pass the guard, as `Guard.model` does."""
+        return guard_client(
+            client, lambda: self._opened.session("A request of an SDK's client."), self._open(), provider
+        )
+
+    def report(self) -> GuardSummary:
+        """Return what this agent did and spent, its budgets, and the decisions that wait for a person."""
+        return self._open().run(self._opened.report())
+
+    def receipts(self, limit: int = 50) -> tuple[Receipt, ...]:
+        """Return the receipts of this agent's sessions, newest first."""
+        return self._open().run(self._opened.receipts(limit))
+
+
+class BlockingSession:
+    """One session of a program that is not async. `guarded` is the async session in the guard's thread."""
+
+    def __init__(self, guarded: GuardedSession, thread: LoopThread) -> None:
+        self.guarded = guarded
+        self.thread = thread
+
+    @property
+    def id(self) -> str:
+        """The session's id; pass it to `session` to resume."""
+        return self.guarded.id
+
+    def call(self, tool: str | FunctionTool, /, **arguments: Any) -> Answer:
+        """Call a tool through the guard, as `GuardedSession.call` does."""
+        return self.thread.run(self.guarded.call(tool, **arguments))
+
+    def model(self, client: R, *, provider: str = "") -> R:
+        """Return a client of the openai or anthropic SDK whose requests pass the guard in this session."""
+        return guard_client(client, lambda: nullcontext(self.guarded), self.thread, provider)
+
+    def is_near_budget(self) -> bool:
+        """Return true if a cap of this session, its agent or the fleet is used up except for its reserve."""
+        return self.thread.run(self.guarded.is_near_budget())
+
+    near_budget = RenamedAttribute("is_near_budget")
+
+    def receipt(self) -> Receipt:
+        """Return the session's receipt up to now."""
+        return self.thread.run(self.guarded.receipt())

@@ -24,9 +24,9 @@ import msgspec
 
 from halter.core.clock import SECOND
 from halter.core.usage import ModelPrices, Unpriced
+from halter.external.dialect import DialectName
 from halter.guard.halts import BudgetBusy, RateLimited
 from halter.guard.model_door import AnsweredRequest, FailedRequest, RefusedRequest, RequestOutcome
-from halter.proxy.dialect import DialectName
 
 Reason = Literal[
     "cap",
