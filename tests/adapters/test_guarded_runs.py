@@ -6,7 +6,8 @@ And what every adapter is tested for.
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ from halter.core.ids import session_stream
 from halter.core.ports import Committed, Stored, Write, matters_always, read_stream
 from halter.core.tools import ToolSpec
 from halter.core.usage import Usage
-from halter.external.effects import ModelResult
+from halter.external.effects import DecisionPending, EffectRefused, ModelResult
 from halter.external.guard import GuardedSession
+from halter.guard.halts import cancel, halt, resume
 from halter.journal.store import JournalStore
-from halter.loop.session_runtime import wait_for_change, watch_changes
+from halter.loop.session_runtime import cancel_and_wait, wait_for_change, watch_changes
 from tests.adapters.conftest import Desk
 from tests.adapters.killed_program import FRAMEWORKS
 
@@ -244,3 +246,288 @@ async def test_the_money_of_a_deferred_settlement_is_free_for_the_next_request(d
     async with open_session(desk) as session:
         for _ in range(4):
             assert await session.ask("function:desk", "[]", answer, max_output_tokens=80_000) == "hello"
+
+
+SEND = ToolSpec(name="send", description="", schema=b"{}", level="PRIVILEGED", effect="write")
+COSTLY = ToolSpec(name="rent", description="", schema=b"{}", level="CONTROLLED", effect="write", cost=100_000)
+
+
+async def pay(desk: Desk, session: GuardedSession, amount: int = 7, name: str = "c1", spec: ToolSpec = PAY) -> Any:
+    """Make the call as a framework does that has the id `name` for it."""
+
+    async def act(arguments: Mapping[str, Any]) -> str:
+        desk.paid.append(arguments["amount"])
+        return f"paid {arguments['amount']}"
+
+    return await session.act(spec, {"amount": amount}, act, name=name)
+
+
+@asynccontextmanager
+async def run_of(desk: Desk, failure: type[BaseException] | None = None) -> AsyncGenerator[GuardedSession]:
+    """Run in the conversation `one`, as a new process does; the run ends with the failure."""
+    try:
+        async with open_session(desk) as session:
+            yield session
+            if failure is not None:
+                raise failure("the database of checkpoints is away")
+    except BaseException as error:
+        if type(error) is not failure:
+            raise
+
+
+async def list_ends(desk: Desk) -> list[tuple[str, str]]:
+    async with desk.guard() as guarded:
+        return [(receipt.session, receipt.state) for receipt in await guarded.receipts()]
+
+
+@pytest.mark.parametrize("failure", [OSError, EffectRefused, asyncio.CancelledError, KeyboardInterrupt])
+async def test_a_settled_call_is_not_made_again_after_its_run_was_broken_off(
+    desk: Desk, failure: type[BaseException]
+) -> None:
+    broken = partial(EffectRefused, outcome="untrusted") if failure is EffectRefused else failure
+    with pytest.raises(failure):
+        async with open_session(desk) as session:
+            await pay(desk, session)
+            raise broken("away")
+    async with run_of(desk) as session:
+        assert (session.id, await pay(desk, session)) == ("one.0", "paid 7")
+    assert desk.paid == [7]
+    assert await list_ends(desk) == [("one.0", "COMPLETED")]
+
+
+async def test_a_settled_call_is_not_made_again_after_many_errors(desk: Desk) -> None:
+    for _ in range(3):
+        async with run_of(desk, OSError) as session:
+            assert await pay(desk, session) == "paid 7"
+        assert await list_ends(desk) == [("one.0", "ERROR")]
+    async with run_of(desk) as session:
+        assert await pay(desk, session) == "paid 7"
+    assert desk.paid == [7]
+
+
+async def test_a_run_that_an_error_ended_and_that_nobody_continues_is_over_and_holds_nothing(desk: Desk) -> None:
+    async with run_of(desk, OSError) as session:
+        await pay(desk, session, spec=COSTLY)
+    async with desk.guard() as guarded:
+        report = await guarded.report()
+        (receipt,) = await guarded.receipts()
+    assert (report.running, report.needs_you, receipt.state, receipt.terminal_reason) == (0, (), "ERROR", "error")
+    assert [budget.held for budget in report.budgets if budget.held] == []
+
+
+async def test_a_new_call_with_the_same_arguments_is_made_after_an_error(desk: Desk) -> None:
+    async with run_of(desk, OSError) as session:
+        await pay(desk, session)
+    async with run_of(desk) as session:
+        await pay(desk, session)
+        await pay(desk, session, name="c2")
+    assert desk.paid == [7, 7]
+
+
+async def test_a_later_run_makes_its_calls_also_if_their_ids_and_arguments_occurred_before(desk: Desk) -> None:
+    for _ in range(2):
+        async with run_of(desk) as session:
+            await pay(desk, session)
+    assert desk.paid == [7, 7]
+    assert [state for _, state in await list_ends(desk)] == ["COMPLETED", "COMPLETED"]
+
+
+async def test_an_id_that_a_model_uses_for_another_call_does_not_hide_that_call(desk: Desk) -> None:
+    async with run_of(desk, OSError) as session:
+        assert await pay(desk, session) == "paid 7"
+    async with run_of(desk, OSError) as session:
+        assert await pay(desk, session, 9) == "paid 9"
+        assert await pay(desk, session, 9) == "paid 9"
+        assert await pay(desk, session, 9, spec=LOOK) == "paid 9"
+    async with run_of(desk) as session:
+        assert await pay(desk, session) == "paid 7"
+        assert await pay(desk, session, 9) == "paid 9"
+    assert desk.paid == [7, 9, 9]
+
+
+async def test_a_call_that_raised_is_made_again_when_the_framework_repeats_it(desk: Desk) -> None:
+    async def fail(_: Mapping[str, Any]) -> str:
+        raise ValueError("the bank is closed")
+
+    async with run_of(desk, ValueError) as session:
+        await session.act(PAY, {"amount": 7}, fail, name="c1")
+    async with run_of(desk, OSError) as session:
+        assert await pay(desk, session) == "paid 7"
+    async with run_of(desk) as session:
+        assert await pay(desk, session) == "paid 7"
+    assert desk.paid == [7]
+
+
+async def test_a_read_that_was_cancelled_is_made_again(desk: Desk) -> None:
+    has_begun = asyncio.Event()
+
+    async def hang(_: Mapping[str, Any]) -> str:
+        has_begun.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    async with run_of(desk, OSError) as session:
+        call = asyncio.create_task(session.act(LOOK, {"amount": 7}, hang, name="c1"))
+        await has_begun.wait()
+        await cancel_and_wait(call)
+    async with run_of(desk) as session:
+        assert await pay(desk, session, spec=LOOK) == "paid 7"
+
+
+async def test_a_call_that_was_stopped_by_another_ones_error_stays_unknown(desk: Desk) -> None:
+    has_begun = asyncio.Event()
+
+    async def hang(_: Mapping[str, Any]) -> str:
+        has_begun.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    async with run_of(desk, ExceptionGroup) as session:
+        with suppress(BaseExceptionGroup):
+            async with asyncio.TaskGroup() as group:
+                await pay(desk, session)
+                group.create_task(session.act(PAY, {"amount": 9}, hang, name="c2"))
+                await has_begun.wait()
+                raise OSError("away")
+        raise ExceptionGroup("away", [OSError("away")])
+    async with run_of(desk) as session:
+        assert await pay(desk, session) == "paid 7"
+        with pytest.raises(EffectRefused, match="unknown"):
+            await pay(desk, session, 9, name="c2")
+    assert desk.paid == [7]
+
+
+@pytest.mark.parametrize(("spec", "state"), [(PAY, "ERROR"), (COSTLY, "RUNNING")])
+async def test_a_person_is_asked_about_a_call_that_had_no_outcome_when_an_error_ended_its_run(
+    desk: Desk, spec: ToolSpec, state: str
+) -> None:
+    has_begun = asyncio.Event()
+
+    async def hang(_: Mapping[str, Any]) -> str:
+        has_begun.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    async with run_of(desk, OSError) as session:
+        call = asyncio.create_task(session.act(spec, {"amount": 7}, hang, name="c1"))
+        await has_begun.wait()
+    assert await list_ends(desk) == [("one.0", state)]
+
+    async def repeat() -> Any:
+        async with run_of(desk) as session:
+            return await pay(desk, session, spec=spec)
+
+    next_run = asyncio.create_task(repeat())
+    await desk.wait_for_question()
+    await desk.decide("approve")
+    assert "had been done" in await next_run
+    assert desk.paid == []
+    with suppress(Exception):  # Its process has ended.
+        await cancel_and_wait(call)
+
+
+async def test_an_approval_outlives_an_error_and_is_used_once(desk: Desk) -> None:
+    async with run_of(desk, OSError) as session:
+        with pytest.raises(DecisionPending):
+            await pay(desk, session, spec=SEND)
+    assert await list_ends(desk) == [("one.0", "WAITING_FOR_APPROVAL")]
+    await desk.decide("approve")
+    async with run_of(desk, OSError):
+        pass
+    assert await list_ends(desk) == [("one.0", "ERROR")]
+    for failure in (OSError, OSError, None):
+        async with run_of(desk, failure) as session:
+            assert await pay(desk, session, spec=SEND) == "paid 7"
+    assert desk.paid == [7]
+    assert await list_ends(desk) == [("one.0", "COMPLETED")]
+
+
+async def test_a_question_that_a_run_waits_for_outlives_the_error_of_another_call(desk: Desk) -> None:
+    async with run_of(desk, OSError) as session:
+        call = asyncio.create_task(session.act(SEND, {"amount": 7}, do_nothing, name="c1", wait=True))
+        await desk.wait_for_question()
+        await cancel_and_wait(call)
+    await desk.decide("approve")
+    async with run_of(desk) as session:
+        assert await pay(desk, session, spec=SEND) == "paid 7"
+    assert desk.paid == [7]
+
+
+async def test_a_denial_outlives_an_error(desk: Desk) -> None:
+    async with run_of(desk, OSError) as session:
+        with pytest.raises(DecisionPending):
+            await pay(desk, session, spec=SEND)
+    await desk.decide("deny")
+    for failure in (OSError, None):
+        async with run_of(desk, failure) as session:
+            with pytest.raises(EffectRefused, match="ada denied"):
+                await pay(desk, session, spec=SEND)
+    assert desk.paid == []
+
+
+async def test_the_error_of_a_run_without_a_conversation_reaches_its_caller_while_a_call_waits(desk: Desk) -> None:
+    async def break_off() -> None:
+        async with GuardedRuns(desk.guard(), NO_TOOLS).session("Look around.") as session:
+            call = asyncio.create_task(session.act(SEND, {"amount": 7}, do_nothing, name="c1", wait=True))
+            await desk.wait_for_question()
+            await cancel_and_wait(call)
+            raise OSError("away")
+
+    with pytest.raises(OSError, match="away"):
+        await break_off()
+    assert [state for _, state in await list_ends(desk)] == ["ERROR"]
+
+
+async def test_a_settled_call_is_not_made_again_after_a_halt(desk: Desk) -> None:
+    store = desk.store()
+    with pytest.raises(EffectRefused):
+        async with open_session(desk) as session:
+            await pay(desk, session)
+            await store.commit(halt("agent:desk", "ada", "h1"))
+            await pay(desk, session, 9, name="c2")
+    assert await list_ends(desk) == [("one.0", "HALTED")]
+    await store.commit(resume("agent:desk", "ada", "h2"))
+    async with run_of(desk) as session:
+        assert await pay(desk, session) == "paid 7"
+        assert await pay(desk, session, 9, name="c2") == "paid 9"
+    assert desk.paid == [7, 9]
+    await store.close()
+
+
+async def test_a_call_that_cost_more_than_its_cap_is_not_made_again_after_an_error(desk: Desk) -> None:
+    async def ask_dearly(_: int) -> ModelResult[str]:
+        return ModelResult("hello", "hello", Usage(10, 200_000))
+
+    async with run_of(desk, OSError) as session:
+        await pay(desk, session)
+        await session.ask("function:desk", "[]", ask_dearly)
+    async with run_of(desk) as session:
+        assert await pay(desk, session) == "paid 7"
+        with pytest.raises(EffectRefused):
+            await session.ask("function:desk", "[]", answer)
+    assert desk.paid == [7]
+    assert await list_ends(desk) == [("one.0", "BUDGET_EXCEEDED")]
+
+
+async def test_a_run_continues_at_once_what_was_cancelled_in_a_guard_that_stays_open(desk: Desk) -> None:
+    async with desk.guard() as guarded:
+        runs = GuardedRuns(guarded, NO_TOOLS)
+        with pytest.raises(asyncio.CancelledError):
+            async with runs.session("Pay.", "one") as session:
+                await pay(desk, session)
+                raise asyncio.CancelledError
+        async with runs.session("Pay.", "one") as session:
+            assert (session.id, await pay(desk, session)) == ("one.0", "paid 7")
+    assert desk.paid == [7]
+
+
+async def test_a_session_that_a_person_cancelled_is_not_reopened(desk: Desk) -> None:
+    store = desk.store()
+    with pytest.raises(EffectRefused):
+        async with open_session(desk) as session:
+            await store.commit(cancel(session.id, "ada", "h1"))
+            await pay(desk, session)
+    async with run_of(desk) as session:
+        assert session.id == "one.1"
+    assert await list_ends(desk) == [("one.1", "COMPLETED"), ("one.0", "CANCELLED")]
+    await store.close()

@@ -8,7 +8,7 @@ from typing import Any, Final, TypedDict, TypeVar, cast
 
 import msgspec
 
-from halter.core.errors import ConfigError
+from halter.core.errors import ConfigError, LeaseLost
 from halter.core.money import usd_to_micros
 from halter.core.tools import Effect, Level, ToolSpec
 from halter.core.usage import Usage
@@ -146,7 +146,9 @@ async def find_first_open(has_ended: Callable[[int], Awaitable[bool]]) -> int:
 class GuardedRuns:
     """A guard that is open while any run is in progress, and a session for each run.
 
-    A run that waits for a person leaves its session open; the next run of the same conversation continues it.
+    The next run of a conversation continues the session of a run that waits for a person, or that was broken off: by a
+    kill, a cancellation, an error or a halt. So a call that was settled, but whose result the framework has not
+    recorded, is not made again when the framework repeats it.
     """
 
     def __init__(self, guard: Guard, tools: Mapping[str, ExternalToolOptions]) -> None:
@@ -173,16 +175,25 @@ class GuardedRuns:
             async with AsyncExitStack() as stack:
                 session = await self._enter(stack, task, conversation)
                 session.can_defer = True
-                yield session
+                try:
+                    yield session
+                except Exception:
+                    if conversation:
+                        with suppress(LeaseLost):
+                            await session.pause_if_asked()
+                    raise
         finally:
             await self._close()
 
     async def _enter(self, stack: AsyncExitStack, task: str, conversation: str) -> GuardedSession:
-        """Open the first session of a conversation that has not ended."""
+        """Open the first session of a conversation that has not ended, or reopen the last one if it was broken off."""
         if not conversation:
             return await stack.enter_async_context(self._guard.session(task))
         while True:
             number = await find_first_open(lambda number: self._guard.has_ended(f"{conversation}.{number}"))
+            is_new = number > 0 and not await self._guard.has_started(f"{conversation}.{number}")
+            if is_new and await self._guard.reopen(f"{conversation}.{number - 1}"):
+                number -= 1
             # Another process may have ended it after the search.
             with suppress(SessionAlreadyEnded):
                 return await stack.enter_async_context(self._guard.session(task, id=f"{conversation}.{number}"))

@@ -68,6 +68,10 @@ class ExternalTool:
     def expect(self, call: str, act: Act) -> None:
         self._gates[call] = PermitGate(act)
 
+    def has_result(self, call: str) -> bool:
+        """Return true if this process made the call, and its result was not yet taken."""
+        return call in self._results or call in self._errors
+
     def result(self, call: str, otherwise: Any) -> Any:
         """Return or raise what a call returned or raised; `otherwise` if an earlier process made the call."""
         self._gates.pop(call, None)

@@ -34,7 +34,7 @@ from halter.config.resolve import check_named_tools, list_named_tools, read_mode
 from halter.core.agent_spec import BrainSpec
 from halter.core.clock import HOUR, SECOND
 from halter.core.errors import ConfigError, HalterError, LeaseLost
-from halter.core.events import SessionStarted
+from halter.core.events import CallStarted, SessionStarted
 from halter.core.ids import SessionId, session_stream
 from halter.core.messages import Message, Model, Prompt, Text
 from halter.core.money import Usd, micros_to_usd
@@ -78,6 +78,8 @@ _LOOP_KEYS: Final = (
     *("hot_state", "collections", "verbs", "review", "notify", "anonymize"),
 )
 """The keys of an agent file that only the loop of an agent reads."""
+_REOPENABLE_REASONS: Final = frozenset({"error", "external_halt"})
+"""The reasons of an end after which the caller of a session may repeat what it has not recorded."""
 MAX_REPORT_SESSIONS: Final = 1_000_000
 BUDGET_RETRY_DELAY: Final = SECOND
 MAX_DEFERRAL: Final = SECOND // 20
@@ -134,14 +136,37 @@ class Guard(AgentProgram):
             raise
         except BaseException:
             with suppress(LeaseLost):
-                await session.flush_deferred()
+                await session.leave_open()
             raise
         await session.end("COMPLETED", "completed")
 
+    async def has_started(self, session: str) -> bool:
+        """Return true if a session with this id has started."""
+        row = await self._find_row(session)
+        return row is not None and row.started_at > 0
+
     async def has_ended(self, session: str) -> bool:
         """Return true if a session with this id has started and ended."""
+        row = await self._find_row(session)
+        return row is not None and row.ended_at is not None
+
+    async def reopen(self, session: str) -> bool:
+        """Reopen a session of this agent that an error or a halt ended; return whether it is open.
+
+        Its costs still count, its settled calls are not made again, and its decisions still apply.
+        """
+        row = await self._find_row(session)
+        if row is None or row.agent != self._agent or explain_newer_format(row):
+            return False
+        if row.ended_at is not None and row.terminal_reason not in _REOPENABLE_REASONS:
+            return False
+        key, by = f"{session}/{row.generation}/reopened", self._settings.person
+        await self._open_context().store.commit(lifecycle.reopen_session(session, key, by))
+        return not await self.has_ended(session)
+
+    async def _find_row(self, session: str) -> SessionRow | None:
         rows = await self._open_context().store.ask(Query("session", SessionRow, {"session": session}))
-        return any(row.ended_at is not None for row in rows)
+        return next(iter(rows), None)
 
     @property
     def max_cost_usd(self) -> float | None:
@@ -366,9 +391,25 @@ class GuardedSession:
                 await self._runtime.wait_for_decision([answer])
             else:
                 raise DecisionPending(answer.decision, spec.name)
+        if name and not tool.has_result(call.id) and await self._can_be_made_again(call, answer):
+            return await self.act(spec, arguments, do, name=f"{name}.again", wait=wait)
         if answer.outcome not in ("ok", "error"):
             raise EffectRefused(answer.text, answer.outcome)
         return tool.result(call.id, answer.text)
+
+    async def _can_be_made_again(self, call: Call, answer: Answer) -> bool:
+        """Return whether a settled name may be used for a new call: the earlier one failed, or was another call."""
+        if answer.outcome != "ok":
+            return answer.outcome in ("error", "cancelled")
+        made_calls = (stored for stored in await self._runtime.events() if isinstance(stored.event, CallStarted))
+        made_call = next((stored for stored in made_calls if stored.event.call == call.id), None)
+        # A person may have edited the arguments of a call that was asked about.
+        if made_call is None or made_call.event.decision:
+            return False
+        redact = self._context.guard().redact
+        made_text = decode_body(await read_body(self._context.store, made_call))
+        repeated_text = redact(decode_body(call.arguments))
+        return made_call.event.tool != redact(call.tool) or repeated_text not in (made_text, redact(made_text))
 
     async def _try(self, call: Call) -> Answer | ApprovalRequired | BudgetBusy:
         async with nullcontext() if self._provenance_check is None else self._provenance_check.order(call.tool):
@@ -448,6 +489,12 @@ class GuardedSession:
         (row,) = await self._context.store.ask(Query("session", SessionRow, {"session": self.id}))
         self._paused = await self._runtime.park("WAITING_FOR_APPROVAL", row.inbox_head)
 
+    async def pause_if_asked(self) -> None:
+        """Park the session if a question of it is open: its end would withdraw the question."""
+        store, now = self._context.store, self._context.app.clock.now()
+        if self._end is None and await lifecycle.read_questions(store, self.id, now):
+            await self.pause()
+
     async def receipt(self) -> Receipt:
         """Return the session's receipt up to now."""
         await self.flush_deferred()
@@ -457,8 +504,21 @@ class GuardedSession:
         """End the session unless it is paused. If the guard stopped it, the guard's state and reason apply instead."""
         if self._flush_timer is not None:
             self._flush_timer.cancel()
-        if not self._paused:
-            await self._runtime.end(*(self._end or (state, reason)))
+        if self._paused:
+            return
+        if state == "ERROR":
+            await self._runtime.ensure_running()
+        end = self._end or (state, reason)
+        if state == "ERROR" and end[1] == "overrun":
+            # The overrun would have ended the session at its next step. The error ended it before.
+            end = state, reason
+        if not await self._runtime.end(*end):
+            await self._runtime.release()
+
+    async def leave_open(self) -> None:
+        """Leave the session to its next caller, as after a kill: settle what is deferred, and release the lease."""
+        await self.flush_deferred()
+        await self._runtime.release()
 
     async def flush_deferred(self) -> None:
         """Commit the settlements that wait for the session's next commit."""
