@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import halter.risk.risk  # noqa: F401 Python 3.11 may fail to parse it for pytest within a call (cpython#106905).
 from halter import Guard
 from halter.core.clock import SECOND, SystemClock
 from halter.core.ids import SortableIds

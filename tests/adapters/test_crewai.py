@@ -410,3 +410,26 @@ async def test_a_tool_that_comes_in_past_the_guard_is_refused_by_name(desk: Desk
     finally:
         unregister_before_llm_call_hook(plant)
     assert desk.paid == []
+
+
+class AwayOnce(FunctionModel):
+    """A provider that is away once, after the call."""
+
+    was_away: bool = False
+
+    def _say(self, text: str) -> Any:
+        if "Observation: paid" in text and not self.was_away:
+            self.was_away = True
+            raise ConnectionError("the provider is away")
+        return super()._say(text)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_call_is_not_made_again_when_the_kickoff_is_repeated_after_an_error(desk: Desk, way: str) -> None:
+    model = AwayOnce(max_tokens=4096)
+    with pytest.raises(ConnectionError, match="away"):
+        await kickoff(make_guarded(desk, model=model, agent={"max_retry_limit": 0}), way, conversation="one")
+    result = await kickoff(make_guarded(desk, model=AwayOnce(max_tokens=4096, was_away=True)), way, conversation="one")
+    assert ("paid 7" in str(result), desk.paid) == (True, [7])
+    await kickoff(make_guarded(desk), way, conversation="one")
+    assert desk.paid == [7, 7]

@@ -13,7 +13,7 @@ pytest.importorskip("google.adk")
 
 from google.adk.agents import Agent, RunConfig
 from google.adk.agents.run_config import StreamingMode
-from google.adk.apps import App
+from google.adk.apps import App, ResumabilityConfig
 from google.adk.code_executors import BuiltInCodeExecutor
 from google.adk.models import BaseLlm, LlmRequest, LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
@@ -92,7 +92,7 @@ def make_runner(
         name="desk", model=model or FunctionLlm(), tools=options.pop("only", [pay, *tools]), **options.pop("agent", {})
     )
     runner = Runner(
-        app=App(name="desk", root_agent=agent, plugins=list(plugins)),
+        app=App(name="desk", root_agent=agent, plugins=list(plugins), **options.pop("app", {})),
         session_service=sessions or InMemorySessionService(),
         auto_create_session=True,
     )
@@ -381,3 +381,29 @@ async def test_a_runner_without_the_guard_is_refused_at_its_first_request(desk: 
     with pytest.raises(ConfigError, match="outside a session"):
         [event async for event in bare.run_async(user_id="ada", session_id="s1", new_message=say())]
     assert (model.requests, desk.paid) == ([], [])
+
+
+class ForgettingSessions(InMemorySessionService):
+    """A session service whose database is away once, when the result of a call is to be stored."""
+
+    has_failed = False
+
+    async def append_event(self, session: Any, event: Any) -> Any:
+        if event.get_function_responses() and not self.has_failed:
+            self.has_failed = True
+            raise OSError("the database of sessions is away")
+        return await super().append_event(session, event)
+
+
+@pytest.mark.filterwarnings("ignore:.*EXPERIMENTAL:UserWarning")
+async def test_a_call_whose_result_was_not_stored_is_not_made_again_when_its_invocation_is_resumed(desk: Desk) -> None:
+    sessions = ForgettingSessions()
+    runner = make_runner(desk, sessions=sessions, app={"resumability_config": ResumabilityConfig(is_resumable=True)})
+    with pytest.raises(OSError, match="away"):
+        await run(runner)
+    session = await sessions.get_session(app_name="desk", user_id="ada", session_id="s1")
+    assert session is not None
+    events = runner.run_async(user_id="ada", session_id="s1", invocation_id=session.events[0].invocation_id)
+    assert "paid 7" in text_of([event async for event in events])
+    assert desk.paid == [7]
+    await desk.expect_receipt("COMPLETED", ["pay"], requests=2)

@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Annotated, Any, TypedDict
 
 import pytest
-from langchain.agents.middleware import AgentMiddleware
+from langchain.agents.middleware import AgentMiddleware, ToolRetryMiddleware
 from langchain_core.callbacks import AsyncCallbackHandler
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
@@ -440,3 +440,156 @@ async def test_a_call_whose_result_the_graph_lost_is_not_made_again_and_its_resu
     last = await agent.ainvoke(None, thread)
     assert desk.paid == [7]
     assert "paid 7" in last["messages"][-1].content
+
+
+class FailingSaver(InMemorySaver):
+    """A saver whose database is away when the result of the call is to be saved, and back for the next run."""
+
+    is_away = False
+    has_failed = False
+
+    def _require_database(self, *, has_result: bool) -> None:
+        self.is_away = self.is_away or (has_result and not self.has_failed)
+        if self.is_away:
+            self.has_failed = True
+            raise OSError("the database of checkpoints is away")
+
+    def put_writes(self, config: Any, writes: Any, *args: Any, **options: Any) -> None:
+        self._require_database(has_result="tool_call_id='c1'" in str(writes))
+        super().put_writes(config, writes, *args, **options)
+
+    async def aput_writes(self, config: Any, writes: Any, *args: Any, **options: Any) -> None:
+        self.put_writes(config, writes, *args, **options)
+
+    def put(self, *args: Any, **options: Any) -> Any:
+        self._require_database(has_result=False)
+        return super().put(*args, **options)
+
+    async def aput(self, *args: Any, **options: Any) -> Any:
+        return self.put(*args, **options)
+
+
+async def invoke_in_thread(agent: Any, given: Any, config: Any) -> Any:
+    return await asyncio.to_thread(agent.invoke, given, config)
+
+
+async def ainvoke(agent: Any, given: Any, config: Any) -> Any:
+    return await agent.ainvoke(given, config)
+
+
+async def astream(agent: Any, given: Any, config: Any) -> Any:
+    return [state async for state in agent.astream(given, config, stream_mode="values")][-1]
+
+
+async def stream_in_thread(agent: Any, given: Any, config: Any) -> Any:
+    return await asyncio.to_thread(lambda: [*agent.stream(given, config, stream_mode="values")][-1])
+
+
+@pytest.mark.parametrize("run", [ainvoke, astream, invoke_in_thread, stream_in_thread])
+async def test_a_call_whose_checkpoint_failed_is_not_made_again_when_the_graph_is_resumed(desk: Desk, run: Any) -> None:
+    saver = FailingSaver()
+    agent = make_agent(desk, checkpointer=saver)
+    thread: Any = {"configurable": {"thread_id": "t1"}, "recursion_limit": 12}
+    with pytest.raises(OSError, match="away"):
+        await run(agent, ASK, thread)
+    saver.is_away = False
+    last = await run(agent, None, thread)
+    assert desk.paid == [7]
+    assert "paid 7" in last["messages"][-1].content
+    assert await list_states(desk) == ["COMPLETED"]
+
+
+async def test_a_call_that_was_approved_is_not_made_again_after_its_checkpoint_failed(desk: Desk) -> None:
+    saver = FailingSaver()
+    agent = make_agent(desk, "PRIVILEGED", checkpointer=saver)
+    thread: Any = {"configurable": {"thread_id": "t1"}, "recursion_limit": 12}
+    assert (await agent.ainvoke(ASK, thread))["__interrupt__"]
+    await desk.decide("approve")
+    with pytest.raises(OSError, match="away"):
+        await agent.ainvoke(Command(resume=True), thread)
+    saver.is_away = False
+    last = await agent.ainvoke(None, thread)
+    assert desk.paid == [7]
+    assert "paid 7" in last["messages"][-1].content
+
+
+class TwoCalls(FunctionChatModel):
+    """Makes two calls in one step."""
+
+    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
+        result = super()._generate(messages, stop, run_manager, **kwargs)
+        message: Any = result.generations[0].message
+        if message.tool_calls:
+            message.tool_calls.append({"name": "send", "args": {"text": "hello"}, "id": "c2", "type": "tool_call"})
+        return result
+
+
+async def test_a_call_is_not_made_again_when_another_one_of_its_step_raised(desk: Desk) -> None:
+    is_paid, sent = asyncio.Event(), list[str]()
+
+    @tool
+    async def pay(amount: int) -> str:
+        """Pay an amount."""
+        desk.paid.append(amount)
+        is_paid.set()
+        return f"paid {amount}"
+
+    @tool
+    async def send(text: str) -> str:
+        """Send a text."""
+        await is_paid.wait()
+        sent.append(text)
+        if len(sent) == 1:
+            raise ConnectionError("the line is busy")
+        return f"sent {text}"
+
+    saver = FailingSaver()
+    agent: Any = create_agent(TwoCalls(requests=[]), [pay, send], guard=desk.guard(), checkpointer=saver)
+    thread: Any = {"configurable": {"thread_id": "t1"}, "recursion_limit": 12}
+    with pytest.raises((OSError, ConnectionError)):
+        await agent.ainvoke(ASK, thread)
+    saver.is_away = False
+    last = await agent.ainvoke(None, thread)
+    assert (desk.paid, sent) == ([7], ["hello", "hello"])
+    assert "paid 7" in last["messages"][-1].content
+
+
+async def test_a_call_that_raised_is_made_again_by_a_middleware_that_retries(desk: Desk) -> None:
+    attempts: list[int] = []
+
+    @tool
+    async def pay(amount: int) -> str:
+        """Pay an amount."""
+        attempts.append(amount)
+        if len(attempts) < 3:
+            raise ConnectionError("the line is busy")
+        return f"paid {amount}"
+
+    retry = ToolRetryMiddleware(max_retries=3, initial_delay=0, jitter=False)
+    agent: Any = create_agent(FunctionChatModel(requests=[]), [pay], guard=desk.guard(), middleware=[retry])
+    assert (await agent.ainvoke(ASK))["messages"][-1].content == "Done: paid 7"
+    assert attempts == [7, 7, 7]
+
+
+async def test_a_new_message_after_an_error_gets_its_own_call(desk: Desk) -> None:
+    """The model asks for the same payment again, with an id of its own."""
+    saver = FailingSaver()
+    ids = iter(["c1", "c2"])
+
+    class NewIds(FunctionChatModel):
+        def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
+            usage: Any = {"input_tokens": 100, "output_tokens": 10, "total_tokens": 110}
+            if isinstance(messages[-1], ToolMessage):
+                message = AIMessage(f"Done: {messages[-1].content}", usage_metadata=usage)
+            else:
+                calls: Any = [{"name": "pay", "args": {"amount": 7}, "id": next(ids)}]
+                message = AIMessage("", tool_calls=calls, usage_metadata=usage)
+            return ChatResult(generations=[ChatGeneration(message=message)])
+
+    agent = make_agent(desk, model=NewIds(requests=[]), checkpointer=saver)
+    thread: Any = {"configurable": {"thread_id": "t1"}, "recursion_limit": 12}
+    with pytest.raises(OSError, match="away"):
+        await agent.ainvoke(ASK, thread)
+    saver.is_away = False
+    last = await agent.ainvoke(ASK, thread)
+    assert (desk.paid, last["messages"][-1].content) == ([7, 7], "Done: paid 7")

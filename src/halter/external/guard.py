@@ -486,6 +486,8 @@ class GuardedSession:
 
     async def pause(self) -> None:
         """Park the session until a person has decided. Pass its id to `Guard.session` to resume it."""
+        if self._paused:
+            return
         (row,) = await self._context.store.ask(Query("session", SessionRow, {"session": self.id}))
         self._paused = await self._runtime.park("WAITING_FOR_APPROVAL", row.inbox_head)
 
