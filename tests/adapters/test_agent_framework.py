@@ -215,3 +215,39 @@ async def test_a_tool_of_the_providers_that_comes_later_is_refused_before_the_mo
     with pytest.raises(ConfigError, match="web_search"):
         await make_agent(desk, client=client).run("Pay the bill.", tools=[{"type": "web_search"}])
     assert client.requests == []
+
+
+class AwayOnce(FunctionClient):
+    """A provider that is away once, after the call."""
+
+    was_away = False
+
+    def _say(self, messages: Sequence[Message]) -> Content:
+        content = super()._say(messages)
+        if content.type == "text" and not self.was_away:
+            self.was_away = True
+            raise ConnectionError("the provider is away")
+        return content
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_call_is_not_made_again_when_its_approval_is_sent_again_after_an_error(
+    desk: Desk, *, streamed: bool
+) -> None:
+    agent = make_agent(desk, "PRIVILEGED", client=AwayOnce(), max_output_tokens=100)
+    session = AgentSession(session_id="one")
+    first = await agent.run("Pay the bill.", session=session)
+    await desk.decide("approve")
+    saved = session.to_dict()
+    message = Message("user", [first.user_input_requests[0].to_function_approval_response(approved=True)])
+
+    async def run_saved() -> str:
+        stored_session = AgentSession.from_dict(saved)
+        if not streamed:
+            return (await agent.run(message, session=stored_session)).text
+        return "".join([each.text async for each in agent.run(message, session=stored_session, stream=True)])
+
+    with pytest.raises(ConnectionError, match="away"):
+        await run_saved()
+    assert "paid 7" in await run_saved()
+    assert desk.paid == [7]

@@ -406,3 +406,41 @@ async def test_a_stream_that_is_broken_off_within_a_request_ends_its_session(des
     async with desk.guard() as guarded:
         (receipt,) = await guarded.receipts()
     assert (receipt.state, [line.outcome for line in receipt.requests]) == ("COMPLETED", ["cancelled"])
+
+
+class AwayOnce(FunctionModel):
+    """A provider that is away once, after the call."""
+
+    was_away = False
+
+    def _answer(self, result: Any) -> Any:
+        answer = super()._answer(result)
+        if isinstance(answer, ResponseOutputMessage) and not self.was_away:
+            self.was_away = True
+            raise ConnectionError("the provider is away")
+        return answer
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_call_is_not_made_again_when_its_state_is_run_again_after_an_error(
+    desk: Desk, *, streamed: bool
+) -> None:
+    runner = make_runner(desk, "PRIVILEGED", model=AwayOnce(), max_output_tokens=100)
+    first = await runner.run("Pay the bill.", conversation="one")
+    await desk.decide("approve")
+    saved = first.to_state().to_json()
+
+    async def run_saved() -> Any:
+        state: RunState[Any] = await RunState.from_json(runner.agent, saved)
+        state.approve(state.get_interruptions()[0])
+        if not streamed:
+            return (await runner.run(state, conversation="one")).final_output
+        async with runner.run_streamed(state, conversation="one") as result:
+            _ = [event async for event in result.stream_events()]
+        return result.final_output
+
+    with pytest.raises(ConnectionError, match="away"):
+        await run_saved()
+    assert await run_saved() == "Done: paid 7 EUR"
+    assert desk.paid == [7]
+    await desk.expect_receipt("COMPLETED", ["pay"], requests=3)

@@ -12,6 +12,7 @@ from pydantic_ai import Agent
 from pydantic_ai.capabilities import WebSearch
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
+from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults
 from pydantic_ai.usage import RequestUsage
 
@@ -213,3 +214,23 @@ async def test_whatever_a_tool_returns_is_held_for_and_kept(desk: Desk, result: 
 
     assert (await guard(agent, guard=desk.guard()).run("Look.")).output == "Done."
     await desk.expect_receipt("COMPLETED", ["look"], requests=2)
+
+
+async def test_a_call_is_not_made_again_when_its_history_is_run_again_after_an_error(world: World) -> None:
+    agent = world.agent(
+        "PRIVILEGED", output_type=[str, DeferredToolRequests], model_settings=ModelSettings(max_tokens=100)
+    )
+    history = (await agent.run("Pay the bill.")).all_messages()
+    await world.decide("approve")
+    results, answer = DeferredToolResults(approvals={"c1": True}), world.answer
+
+    def be_away(_: list[ModelMessage], __: AgentInfo) -> ModelResponse:
+        raise ConnectionError("the provider is away")
+
+    with pytest.raises(ConnectionError, match="away"):
+        await agent.run(
+            message_history=history, deferred_tool_results=results, model=FunctionModel(be_away, model_name="desk")
+        )
+    model = FunctionModel(answer, model_name="desk")
+    last = await agent.run(message_history=history, deferred_tool_results=results, model=model)
+    assert (last.output, world.paid) == ("Done: paid 7", [7])
