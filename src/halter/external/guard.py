@@ -401,15 +401,17 @@ class GuardedSession:
         """Return whether a settled name may be used for a new call: the earlier one failed, or was another call."""
         if answer.outcome != "ok":
             return answer.outcome in ("error", "cancelled")
-        made_calls = (stored for stored in await self._runtime.events() if isinstance(stored.event, CallStarted))
-        made_call = next((stored for stored in made_calls if stored.event.call == call.id), None)
-        # A person may have edited the arguments of a call that was asked about.
-        if made_call is None or made_call.event.decision:
-            return False
-        redact = self._context.guard().redact
-        made_text = decode_body(await read_body(self._context.store, made_call))
-        repeated_text = redact(decode_body(call.arguments))
-        return made_call.event.tool != redact(call.tool) or repeated_text not in (made_text, redact(made_text))
+        for stored in await self._runtime.events():
+            if isinstance(made := stored.event, CallStarted) and made.call == call.id:
+                redact = self._context.guard().redact
+                made_text = decode_body(await read_body(self._context.store, stored))
+                is_same = made.tool == redact(call.tool) and redact(decode_body(call.arguments)) in (
+                    made_text,
+                    redact(made_text),
+                )
+                # A person may have edited the arguments of a call that was asked about.
+                return not (is_same or made.decision)
+        return False
 
     async def _try(self, call: Call) -> Answer | ApprovalRequired | BudgetBusy:
         async with nullcontext() if self._provenance_check is None else self._provenance_check.order(call.tool):
