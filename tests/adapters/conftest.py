@@ -1,12 +1,12 @@
 """The store that guarded agents of every framework leave behind, and the person who decides."""
 
 from decimal import Decimal
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import halter.risk.risk  # noqa: F401 Python 3.11 may fail to parse it for pytest within a call (cpython#106905).
 from halter import Guard
 from halter.core.clock import SECOND, SystemClock
 from halter.core.ids import SortableIds
@@ -17,6 +17,9 @@ from halter.journal.store import JournalStore
 from halter.loop.session_runtime import wait_for_change, watch_changes
 
 PRICE = {"models": {"function:desk": {"price": {"input": 1, "output": 10}}}}
+
+# Python 3.11 may fail to parse it for pytest within a call (cpython#106905).
+import_module("halter.risk.risk")
 
 
 class Desk:
