@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from library_bench import PRICED, Bench
@@ -24,14 +24,14 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from halter import Agent, Store, tool
 from halter.core.effect_events import RequestSettled, RequestStarted
-from halter.core.errors import ConfigError
+from halter.core.errors import ConfigError, StoreUnusable
 from halter.core.events import SessionEnded, TurnEnded, TurnStarted
-from halter.core.ids import WorkerId, session_stream
+from halter.core.ids import StreamId, WorkerId, inbox_stream, session_stream
 from halter.core.ports import Draft, Lease, Write
 from halter.core.usage import Usage
 from halter.models.scripted import Scripted, call, say
 from halter.runtime.feed import CommitObserver
-from halter.runtime.telemetry import MetricTable, SessionTracer, SpanSender, open_span_sender
+from halter.runtime.telemetry import MetricTable, SessionTracer, SpanSender, count_metrics, open_span_sender
 from halter.state.trace import Span, SpanReference
 from halter.testing.world import World
 from tests.story.test_cli_talk import Person, until
@@ -253,6 +253,8 @@ async def write(world: World, lease: Lease, *events: Any) -> None:
 
 ASKS = RequestStarted(request="r1", model="openai:gpt-5-mini", purpose="turn")
 ANSWERS = RequestSettled(request="r1", outcome="ok")
+ASKS_AGAIN = RequestStarted(request="r2", model="openai:gpt-5-mini", purpose="turn")
+ANSWERS_AGAIN = RequestSettled(request="r2", outcome="ok")
 
 
 def test_a_follower_that_begins_in_the_middle_makes_the_spans_that_the_one_before_it_would_have_made() -> None:
@@ -670,3 +672,57 @@ def test_names_with_quotes_and_newlines_stay_one_sample() -> None:
         table.enqueue(Span(name="x", attributes=attributes, is_refusal=True, **fields))
         (line,) = [line for line in table.render().splitlines() if line.startswith("halter_refusals_total{")]
     assert 'gen_ai_tool_name="a\\"b\\\\c\\nd"' in line
+
+
+class FailingReads:
+    """A store whose next reads of some streams fail."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.failing: list[StreamId] = []
+
+    async def read(self, stream: StreamId, after: int = 0, limit: int = 1000) -> Any:
+        if stream in self.failing:
+            self.failing.remove(stream)
+            raise StoreUnusable("The disk gave no answer.")
+        return await self._store.read(stream, after, limit)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+@pytest.mark.parametrize("failing", [session_stream("desk-1"), inbox_stream("desk-1")])
+def test_what_happens_while_the_store_cannot_be_read_is_counted_once(failing: StreamId) -> None:
+    """A read of the session fails before its events are counted, a read of its inbox between two of them."""
+    with World(7) as world:
+
+        async def story() -> tuple[str, list[str]]:
+            await world.start("desk-1", kind="autonomous")
+            (lease,) = await world.journal.claim(WorkerId("w"), 1)
+            store, table, problems = FailingReads(world.journal), MetricTable(world.clock), list[str]()
+            world.spawn(count_metrics(cast("Any", store), world.clock, table, problems.append))
+            await table.has_begun.wait()
+            await world.advance(10**6)
+            store.failing = [failing] * 3
+            await world.journal.commit(
+                Write(
+                    session_stream("desk-1"),
+                    "turn",
+                    lambda _: [
+                        *map(Draft, (ASKS, ANSWERS, TurnStarted(turn=1, inbox_seen=1), ASKS_AGAIN, ANSWERS_AGAIN))
+                    ],
+                    lease=lease,
+                )
+            )
+            await world.advance(10**7)
+            await write(world, lease, TurnEnded(turn=1, why="ended"))
+            await world.advance(10**7)
+            assert not store.failing
+            return table.render(), problems
+
+        text, problems = world.run(story())
+    counts = [line.rpartition(" ")[2] for line in text.splitlines() if "operation_duration_seconds_count" in line]
+    assert counts == ["2"]
+    assert problems == [
+        "Metrics are late, because the store cannot be read. It is read again. (The disk gave no answer.)"
+    ]

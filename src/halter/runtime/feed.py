@@ -86,11 +86,11 @@ class Follower:
         self._quiet_at: _Extent | None = None
 
     async def follow_change(self, change: Change = EVERYTHING) -> AsyncGenerator[Sequence[Stored]]:
-        """Yield new events in pages of one stream each."""
+        """Yield new events in pages of one stream each. A page counts as read when the caller asks for the next one."""
         for stream in await self.find_grown(change):
             while page := await self._store.read(stream, self._get_position(stream), PAGE):
-                self.positions[stream] = page[-1].seq
                 yield page
+                self.positions[stream] = page[-1].seq
 
     async def read_new(self, change: Change = EVERYTHING) -> list[Stored]:
         """Return new events, oldest first."""

@@ -711,18 +711,24 @@ def _open_tracer(
         yield SessionTracer(store, app.clock, sinks.sinks, on_problem, ours, prompts=prompts)
 
 
-async def count_metrics(app: Runtime, table: MetricTable, on_problem: TraceProblemListener) -> None:
-    """Count what happens in the whole store from now on, until cancelled. If it cannot be read, it is read again."""
-    store = app.patient()
-    tracer = SessionTracer(store, app.clock, [table], on_problem)
+async def count_metrics(store: Store, clock: Clock, table: MetricTable, on_problem: TraceProblemListener) -> None:
+    """Count what happens in the whole store from now on, until cancelled.
+
+    If it cannot be read, that is reported, and it is read again from the first event that is not counted.
+    """
+    tracer = SessionTracer(store, clock, [table], on_problem)
 
     async def count() -> None:
+        follower, problem = None, ""
         while True:
-            with suppress(StoreError):
-                positions = dict(await read_stream_heads(store))
+            try:
+                follower = follower or tracer.make_follower(dict(await read_stream_heads(store)))
                 table.has_begun.set()
-                await tracer.follow(positions)
-            await app.clock.sleep(COUNT_RETRY_DELAY)
+                await tracer.follow(follower)
+            except StoreError as error:
+                if problem != (problem := shorten(clean(str(error)), 300)):
+                    on_problem(f"Metrics are late, because the store cannot be read. It is read again. ({problem})")
+            await clock.sleep(COUNT_RETRY_DELAY)
 
     await tracer.run_safely(count())
 
@@ -760,7 +766,7 @@ class SessionTracer:
 
     async def run(self, positions: Mapping[StreamId, int]) -> None:
         """Trace all events after these positions, until cancelled."""
-        await self.run_safely(self.follow(positions))
+        await self.run_safely(self.follow(self.make_follower(positions)))
 
     async def run_here(self, observer: CommitObserver) -> None:
         """Trace the commits of this process, until cancelled."""
@@ -774,14 +780,18 @@ class SessionTracer:
             sentence = shorten(clean(f"{type(error).__name__}: {error}"), 300)
             self._on_problem(f"Tracing failed and is off until the next start; agents continue ({sentence}).")
 
-    async def follow(self, positions: Mapping[StreamId, int]) -> None:
-        follower = Follower(self._store, positions, includes_stream=_is_session)
+    def make_follower(self, positions: Mapping[StreamId, int]) -> Follower:
+        return Follower(self._store, positions, includes_stream=_is_session)
+
+    async def follow(self, follower: Follower) -> None:
+        """Trace all events after the follower's positions. If it fails, they are those of the last traced events."""
         async with aclosing(watch_growth(self._store, self._clock)) as changes:
             async for change in changes:
                 async with aclosing(follower.follow_change(change)) as pages:
                     async for page in pages:
                         for stored in page:
                             await self._trace_event(stored)
+                            follower.positions[stored.stream] = stored.seq
                 self._report_trouble()
 
     async def _follow_here(self, observer: CommitObserver) -> None:

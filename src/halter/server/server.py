@@ -200,7 +200,7 @@ async def serve_web(
             await run_together(
                 [
                     feed.run,
-                    lambda: count_metrics(app, metrics, extras.report),
+                    lambda: count_metrics(app.patient(), app.clock, metrics, extras.report),
                     lambda: serve_asgi(middleware, listener, middleware.closing.set, extras.limits.head),
                 ]
             )
