@@ -7,6 +7,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from halter import adapters
 from halter.adapters.guarded_runs import NO_TOOLS, GuardedRuns, find_first_open, read_task_text
 from halter.core.clock import SECOND
-from halter.core.errors import LeaseLost
+from halter.core.errors import LeaseLost, StoreUnusable
 from halter.core.events import CallSettled, CallStarted, RequestSettled, RequestStarted
 from halter.core.ids import session_stream
 from halter.core.ports import Committed, Stored, Write, matters_always, read_stream
@@ -210,6 +211,33 @@ async def test_an_outcome_precedes_the_next_intent_also_while_the_store_is_slow_
     assert seen == [["ok"]]
     assert await list_settled(desk, "one.0") == ["ok", "ok"]
     await desk.expect_receipt("COMPLETED", ["look"], 1)
+
+
+async def test_an_outcome_is_settled_although_its_commit_failed_and_nothing_follows(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, failures = JournalStore.commit, [RuntimeError("slip"), StoreUnusable("gone"), OSError("full")]
+
+    async def commit_at_last(store: JournalStore, write: Write) -> Committed:
+        if "/settled/" in write.key and failures:
+            raise failures.pop()
+        return await commit(store, write)
+
+    monkeypatch.setattr(JournalStore, "commit", commit_at_last)
+    async with open_session(desk) as session:
+        await session.ask("function:desk", "[]", answer)
+        await wait_until_settled(desk, session.id, 1)
+    await desk.expect_receipt("COMPLETED", [], 1)
+
+
+async def test_a_report_and_receipts_include_what_was_returned_before_them(desk: Desk) -> None:
+    async with desk.guard() as guard, GuardedRuns(guard, NO_TOOLS).session("Look around.", "one") as session:
+        await session.ask("function:desk", "[]", answer)
+        assert (await guard.report()).cost_by_name_usd == {"function:desk": Decimal("0.00011")}
+        await session.act(LOOK, {}, do_nothing)
+        (receipt,) = await guard.receipts()
+    assert [(line.name, line.outcome) for line in receipt.calls] == [("look", "ok")]
+    assert [line.outcome for line in receipt.requests] == ["ok"]
 
 
 @pytest.mark.parametrize("failure", [asyncio.CancelledError, RuntimeError])

@@ -116,6 +116,7 @@ class Guard(AgentProgram):
         self._agent = agent
         self._simulates = options.get("simulates")
         self._external = False
+        self._sessions = set[GuardedSession]()
 
     @asynccontextmanager
     async def session(self, task: str = "", *, id: str | None = None) -> AsyncGenerator["GuardedSession"]:  # noqa: A002 The public name.
@@ -125,6 +126,7 @@ class Guard(AgentProgram):
         guard stopped it.
         """
         session = await self._resume_or_begin(task, id)
+        self._sessions.add(session)
         try:
             yield session
         except DecisionPending:
@@ -138,7 +140,17 @@ class Guard(AgentProgram):
             with suppress(LeaseLost):
                 await session.leave_open()
             raise
-        await session.end("COMPLETED", "completed")
+        else:
+            await session.end("COMPLETED", "completed")
+        finally:
+            self._sessions.discard(session)
+            session.cancel_flush()
+
+    async def _flush_sessions(self) -> None:
+        """Commit what open sessions have returned to the program but deferred, so that a query sees it."""
+        for session in tuple(self._sessions):
+            with suppress(LeaseLost):
+                await session.flush_deferred()
 
     async def has_started(self, session: str) -> bool:
         """Return true if a session with this id has started."""
@@ -177,7 +189,7 @@ class Guard(AgentProgram):
     def copy_closed(self) -> "Guard":
         """Copy the guard for another event loop. The copy is not open, whether this one is or not."""
         guard = copy(self)
-        vars(guard).update(_stack=None, _open=None, _open_for_call=None)
+        vars(guard).update(_stack=None, _open=None, _open_for_call=None, _sessions=set())
         return guard
 
     def blocking(self) -> "BlockingGuard":
@@ -204,6 +216,7 @@ class Guard(AgentProgram):
     async def report(self) -> GuardSummary:
         """Return what this agent did and spent, its budgets, and the decisions that wait for a person."""
         app, params = self._open_context().app, {"agent": self._agent}
+        await self._flush_sessions()
         store, now = app.store, app.clock.now()
         session_rows = await store.ask(Query("sessions_of_agent", SessionRow, {**params, "limit": MAX_REPORT_SESSIONS}))
         rows = await store.ask(Query("spent_by_name", _Spent, params))
@@ -222,6 +235,7 @@ class Guard(AgentProgram):
         """Return the receipts of this agent's sessions, newest first."""
         context = self._open_context()
         params = {"agent": self._agent, "limit": limit}
+        await self._flush_sessions()
         session_rows = await context.app.store.ask(Query("sessions_of_agent", SessionRow, params))
         return tuple(
             [make_receipt(await read_stream(context.store, session_stream(row.session))) for row in session_rows]
@@ -506,8 +520,7 @@ class GuardedSession:
 
     async def end(self, state: State, reason: TerminalReason) -> None:
         """End the session unless it is paused. If the guard stopped it, the guard's state and reason apply instead."""
-        if self._flush_timer is not None:
-            self._flush_timer.cancel()
+        self.cancel_flush()
         if self._paused:
             return
         if state == "ERROR":
@@ -526,23 +539,42 @@ class GuardedSession:
 
     async def flush_deferred(self) -> None:
         """Commit the settlements that wait for the session's next commit."""
+        await self._runtime.flush_deferred()
+
+    def cancel_flush(self) -> None:
+        """Cancel the commit of a deferred settlement by itself. A commit that has begun is finished."""
         if self._flush_timer is not None:
             self._flush_timer.cancel()
-        await self._runtime.flush_deferred()
+        if self._flush_task is not None:
+            self._flush_task.cancel()
 
     def _flush_soon(self) -> None:
         """Commit a deferred settlement after a short time, unless another commit takes it along."""
         if not self.can_defer:
             return
-        if self._flush_timer is not None:
-            self._flush_timer.cancel()
+        self.cancel_flush()
         loop = asyncio.get_running_loop()
         self._flush_timer = loop.call_later(MAX_DEFERRAL / SECOND, self._start_flush)
 
     def _start_flush(self) -> None:
-        self._flush_task = asyncio.ensure_future(self._runtime.flush_deferred())
-        # What it could not commit precedes the session's next commit.
-        self._flush_task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        self._flush_task = asyncio.ensure_future(self._flush_until_committed())
+
+    async def _flush_until_committed(self) -> None:
+        """Commit the deferred settlements, and repeat what fails until the session's next commit takes it along."""
+        pause = MAX_DEFERRAL
+        with suppress(LeaseLost):
+            while not await self._try_flush():
+                await self._context.app.clock.sleep(pause)
+                pause = min(2 * pause, SECOND)
+
+    async def _try_flush(self) -> bool:
+        try:
+            await self._runtime.flush_deferred()
+        except LeaseLost:
+            raise
+        except Exception:  # noqa: BLE001  The session's next commit, at the latest its end, raises what persists.
+            return False
+        return True
 
     def _make_call(self, tool: str | FunctionTool, arguments: Mapping[str, Any]) -> Call:
         self._call_count += 1
