@@ -428,6 +428,36 @@ def test_what_a_member_does_to_the_price_is_read_on_every_wire(wire: Any, more: 
         assert (meter.usage, meter.final) == (usage, True)
 
 
+PRIORITY = {"service_tier": "priority"}
+DEFAULT = {"service_tier": "default"}
+COMPLETED = {"status": "completed", "usage": {"input_tokens": 100, "output_tokens": 20}}
+REPORTED = {"choices": [], "usage": {"prompt_tokens": 100, "completion_tokens": 20}}
+
+
+@pytest.mark.parametrize(
+    ("wire", "events"),
+    [
+        ("responses", [{"response": {"status": "in_progress", "usage": None, **PRIORITY}}, {"response": COMPLETED}]),
+        ("responses", [{"response": {"status": "queued", **PRIORITY}}, {"response": {**COMPLETED, **DEFAULT}}]),
+        ("responses", [{"response": DEFAULT}, {"response": {**COMPLETED, **PRIORITY}}]),
+        ("responses", [{"response": {**COMPLETED, **PRIORITY, "usage": {**COMPLETED["usage"], **DEFAULT}}}]),
+        ("openai", [{"choices": [], **PRIORITY}, {"choices": END}, REPORTED]),
+        ("openai", [{"choices": END, **PRIORITY}, {**REPORTED, **DEFAULT}]),
+        ("openai", [{**REPORTED, **PRIORITY, "choices": END, "usage": {**REPORTED["usage"], **DEFAULT}}]),
+        (
+            "anthropic",
+            [
+                {"type": "message_start", "message": {"usage": {"input_tokens": 100, **PRIORITY}}},
+                {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 20}},
+            ],
+        ),
+    ],
+)
+def test_the_dearest_tier_that_any_event_names_is_the_one_that_is_charged(wire: Any, events: Any) -> None:
+    meter = streamed(wire, *events)
+    assert (meter.usage, meter.final) == (Usage(100, 20, unpriced="service_tier: priority"), True)
+
+
 def test_a_surcharge_is_on_all_tokens_and_on_nothing_else() -> None:
     rates = Prices().find(ModelName("anthropic", "claude-opus-5-5"))
     assert not isinstance(rates, Unpriced)

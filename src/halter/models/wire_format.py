@@ -455,6 +455,7 @@ def make_surrogate_joiner() -> Callable[[str], str]:
 _DATA: Final = b"data:"
 _OPENS_JSON: Final = (b"{", b"[")
 _NAMES_A_REPORT: Final = b"usage"
+_NAMES_A_TIER: Final = b"service_tier"
 
 
 _SPARE_DEPTH: Final = 200
@@ -594,8 +595,8 @@ class UsageReader:
             self._rest += piece
 
     def _can_report(self, data: bytes) -> bool:
-        """Return True if the data can contain a report or an end. Most of a stream does not, and is not parsed."""
-        return _NAMES_A_REPORT in data or self._ending in data
+        """Return True if the data can contain a report, an end or a tier. What does not is not parsed."""
+        return _NAMES_A_REPORT in data or self._ending in data or _NAMES_A_TIER in data
 
     def close(self) -> None:
         remaining, self._rest = bytes(self._rest), bytearray()
@@ -764,9 +765,9 @@ class _PriceEffects(msgspec.Struct, frozen=True):
     unpriced: str = ""
 
 
-def read_price_effects(wire: WireFormat, report: Mapping[str, Any]) -> _PriceEffects:
-    """Read what the members of a report do to the price besides its counts."""
-    effects = list(_list_effects(USAGE_MEMBERS[wire], report, ""))
+def read_price_effects(wire: WireFormat, report: Mapping[str, Any] | None, tier: str | None = None) -> _PriceEffects:
+    """Read what a report and the tier beside it do to the price besides the counts. The dearest of all applies."""
+    effects = list(_list_effects(USAGE_MEMBERS[wire], [report, {"service_tier": tier}], ""))
     unpriced = next((name for name, effect in effects if effect == UNPRICED), "")
     return _PriceEffects(max(0, 0, *(effect for _, effect in effects)), shorten(unpriced, 80))
 
@@ -876,8 +877,11 @@ class _Chat(msgspec.Struct):
 def _chat_reading(chunk: _Chat) -> UsageReading:
     is_finished = any(choice.finish_reason for choice in chunk.choices or ())
     usage = _convert(chunk.usage, _ChatUsage)
-    if chunk.usage is None or usage is None:
-        return UsageReading(finished=is_finished, model=chunk.model or "")
+    effects = read_price_effects("openai", chunk.usage, chunk.service_tier)
+    if usage is None:
+        return UsageReading(
+            finished=is_finished, model=chunk.model or "", surcharge=effects.surcharge, unpriced=effects.unpriced
+        )
     input_details, output_details = (
         usage.prompt_tokens_details or _ChatInput(),
         usage.completion_tokens_details or _ChatOutput(),
@@ -887,7 +891,6 @@ def _chat_reading(chunk: _Chat) -> UsageReading:
     )
     write = input_details.cache_write_tokens or usage.cache_creation_input_tokens or 0
     reasoning = output_details.reasoning_tokens or usage.reasoning_tokens or 0
-    effects = read_price_effects("openai", {"service_tier": chunk.service_tier, **chunk.usage})
     tools = usage.server_tool_use or usage.server_tool_use_details or _NO_TOOLS
     return UsageReading(
         usage.prompt_tokens or 0,
@@ -1024,13 +1027,16 @@ class _ResponseEvent(_Response):
 def _response_reading(event: _ResponseEvent) -> UsageReading:
     response = event.response or event
     is_finished = response.status in {"completed", "incomplete", "failed", "cancelled"}
-    usage = _convert(response.usage, _ResponseUsage)
     # What a response reports under way is no bill yet; a refusal, which has no status, can report one.
-    if response.usage is None or usage is None or response.status in {"queued", "in_progress"}:
-        return UsageReading(finished=is_finished, model=response.model or "")
+    report = None if response.status in {"queued", "in_progress"} else response.usage
+    usage = _convert(report, _ResponseUsage)
+    effects = read_price_effects("responses", report, response.service_tier)
+    if usage is None:
+        return UsageReading(
+            finished=is_finished, model=response.model or "", surcharge=effects.surcharge, unpriced=effects.unpriced
+        )
     details = usage.input_tokens_details or _ResponseInput()
     tools = usage.server_tool_use or usage.server_tool_use_details or _NO_TOOLS
-    effects = read_price_effects("responses", {"service_tier": response.service_tier, **response.usage})
     reasoning = (usage.output_tokens_details or _ChatOutput()).reasoning_tokens or 0
     return UsageReading(
         usage.input_tokens or 0,
