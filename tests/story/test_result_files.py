@@ -37,6 +37,26 @@ def webp(kind: bytes, at: int, more: int = 0) -> bytes:
 
 
 FILLED = b"\xff\xd8\xff\xe0\0\4xx\xff" + jpeg(9_000, 20)[8:]
+ZERO_LENGTH = b"\xff\xd8\xff\xfe\0\0" + jpeg(9_000, 20)[2:]
+EXIF = b"\xff\xd8\xff\xe1\1\0" + jpeg(40, 30).ljust(254, b"\0") + jpeg(9_000, 20)[2:]
+"""A picture with a small one in its first segment."""
+UNMEASURED = (
+    png()[:23],
+    png(width=0),
+    png(height=0),
+    jpeg(40, 30)[:16],
+    jpeg(0, 30),
+    jpeg(40, 0),
+    b"\xff\xd8" + b"\xff\xd0" * 1_000_000,
+    b"\xff\xd8" + b"\xff" * 1_000_000,
+    b"GIF89a\1\0\1",
+    b"GIF89a\0\0\1\0",
+    webp(b"VP8 ", 6)[:29],
+    webp(b"VP8L", 1)[:24],
+    webp(b"VP8X", 4)[:29],
+    webp(b"ALPH", 4),
+)
+"""Pictures whose size is cut off, zero, or nowhere."""
 PNG = png()
 PAPER = b"%PDF-1.4\n" + b"<< /Type /Page >>\n" * 3 + b"<< /Type /Pages /Count 3 >>"
 
@@ -281,7 +301,10 @@ async def test_a_document_that_cannot_be_read_is_a_sentence(bench: Bench, file: 
         ([File(webp(b"VP8 ", 6), "image/webp", "a.webp")], "is not shown: it is larger than 8,000 pixels."),
         ([File(webp(b"VP8L", 1, 20 << 14), "image/webp", "a.webp")], "is not shown: it is larger than 8,000 pixels."),
         ([File(webp(b"VP8X", 4), "image/webp", "a.webp")], "is not shown: it is larger than 8,000 pixels."),
+        ([File(ZERO_LENGTH, "image/jpeg", "a.jpg")], "is not shown: it is larger than 8,000 pixels."),
+        ([File(EXIF, "image/jpeg", "a.jpg")], "is not shown: it is larger than 8,000 pixels."),
         ([File(b"<html>", "image/png", "a.png")], "is not shown: it is damaged, or is not a picture."),
+        *(([File(data, "image/png", "a")], "is not shown: it is damaged, or is not a picture.") for data in UNMEASURED),
         ([File(PNG, "image/png", f"{number}.png") for number in range(21)], "is not shown: A result shows at most 20"),
     ],
     ids=[
@@ -295,7 +318,10 @@ async def test_a_document_that_cannot_be_read_is_a_sentence(bench: Bench, file: 
         "lossy",
         "lossless",
         "extended",
+        "zero length",
+        "exif",
         "damaged",
+        *(f"unmeasured {number}" for number in range(len(UNMEASURED))),
         "many",
     ],
 )

@@ -142,46 +142,72 @@ def _count_pages(file: File) -> int:
 _PNG: Final = b"\x89PNG\r\n\x1a\n"
 _GIF: Final = (b"GIF87a", b"GIF89a")
 _JPEG: Final = b"\xff\xd8"
-_FILL: Final = 0xFF
+_MARKER: Final = re.compile(rb"\xff([^\0\xff])")
+"""A marker of a JPEG. Readers skip what stands before one: any number of its first byte, and what is damaged."""
 _FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """Markers of a JPEG that its size follows."""
+_ALONE: Final = frozenset((0x01, *range(0xD0, 0xD9)))
+"""Markers of a JPEG that no length follows."""
+_MAX_SEGMENTS: Final = 10_000
+"""Far more than any JPEG has before its size."""
 
 
 def explain_unseen(data: bytes) -> str:
     """Describe why a provider rejects a picture, which would end the session that has it. Empty if it takes it."""
     if len(data) > MAX_PICTURE_BYTES:
         return f"it has more than {MAX_PICTURE_BYTES:,} bytes. Make it smaller."
-    if max(_measure_picture(data)) > MAX_PICTURE_SIDE:
+    size = _measure_picture(data)
+    if max(size) > MAX_PICTURE_SIDE:
         return f"it is larger than {MAX_PICTURE_SIDE:,} pixels. Make it smaller, or cut it."
-    return ""
+    return "" if all(size) else "it is damaged, or is not a picture."
 
 
 def _measure_picture(data: bytes) -> tuple[int, int]:
-    """Read the width and height of a picture. (0, 0) if that cannot be read."""
+    """Read the width and height of a picture. (0, 0) if they cannot be read."""
     if data.startswith(_PNG):
-        return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+        return _unpack_size(">II", data, 16)
     if data.startswith(_GIF):
-        return int.from_bytes(data[6:8], "little"), int.from_bytes(data[8:10], "little")
+        return _unpack_size("<HH", data, 6)
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return _measure_webp(data)
-    at = 2
-    while data.startswith(_JPEG) and data[at : at + 1] == b"\xff" and at + 9 <= len(data):
-        if data[at + 1] in _FRAMES:
-            return int.from_bytes(data[at + 7 : at + 9], "big"), int.from_bytes(data[at + 5 : at + 7], "big")
-        # Any number of the same bytes can stand before a marker.
-        at += 1 if data[at + 1] == _FILL else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    return _measure_jpeg(data) if data.startswith(_JPEG) else (0, 0)
+
+
+def _unpack_size(layout: str, data: bytes, at: int) -> tuple[int, int]:
+    if at + struct.calcsize(layout) > len(data):
+        return 0, 0
+    width, height = struct.unpack_from(layout, data, at)
+    return width, height
+
+
+def _measure_jpeg(data: bytes) -> tuple[int, int]:
+    """Read the size of a JPEG as its readers do, which also take a segment whose length is too small."""
+    at = len(_JPEG)
+    for _ in range(_MAX_SEGMENTS):
+        marker = _MARKER.search(data, at)
+        if marker is None:
+            break
+        at = marker.end()
+        if marker[1][0] in _FRAMES:
+            height, width = _unpack_size(">HH", data, at + 3)
+            return width, height
+        if marker[1][0] not in _ALONE:
+            at += max(2, int.from_bytes(data[at : at + 2], "big"))
     return 0, 0
 
 
 def _measure_webp(data: bytes) -> tuple[int, int]:
     match data[12:16]:
-        case b"VP8X":
+        case b"VP8X" if len(data) >= 30:  # noqa: PLR2004 The bytes before the pixels.
             return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
-        case b"VP8L":
+        case b"VP8L" if len(data) >= 25:  # noqa: PLR2004
             bits = int.from_bytes(data[21:25], "little")
             return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+        case b"VP8 ":
+            width, height = _unpack_size("<HH", data, 26)
+            return width & 0x3FFF, height & 0x3FFF
         case _:
-            return int.from_bytes(data[26:28], "little") & 0x3FFF, int.from_bytes(data[28:30], "little") & 0x3FFF
+            return 0, 0
 
 
 def explain_unheard(message: Message, model: ModelName, wire: WireFormat) -> str:
