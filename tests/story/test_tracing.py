@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 import signal
 import subprocess
 import sys
@@ -23,11 +24,12 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from halter import Agent, Store, tool
-from halter.core.effect_events import RequestSettled, RequestStarted
+from halter.core.effect_events import CallRefused, CallSettled, CallStarted, RequestSettled, RequestStarted
 from halter.core.errors import ConfigError, StoreUnusable
 from halter.core.events import SessionEnded, TurnEnded, TurnStarted
 from halter.core.ids import StreamId, WorkerId, inbox_stream, session_stream
 from halter.core.ports import Draft, Lease, Write
+from halter.core.rows import AuditRow
 from halter.core.usage import Usage
 from halter.models.scripted import Scripted, call, say
 from halter.runtime.feed import CommitObserver
@@ -248,7 +250,8 @@ class Kept:
 async def write(world: World, lease: Lease, *events: Any) -> None:
     for event in events:
         stream = session_stream(lease.session)
-        await world.journal.commit(Write(stream, world.ids.make(), lambda _, e=event: [Draft(e)], lease=lease))
+        reads = [(AuditRow, event.call)] if isinstance(event, CallRefused | CallStarted | CallSettled) else ()
+        await world.journal.commit(Write(stream, world.ids.make(), lambda _, e=event: [Draft(e)], reads, lease=lease))
 
 
 ASKS = RequestStarted(request="r1", model="openai:gpt-5-mini", purpose="turn")
@@ -658,7 +661,7 @@ def test_series_beyond_the_limit_are_counted_in_one_more() -> None:
         for number in range(2100):
             attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": f"t{number}"}
             fields: dict[str, Any] = {"trace": 1, "span": 1, "parent": None, "kind": "internal", "start": 0, "end": 0}
-            table.enqueue(Span(name="x", attributes=attributes, is_refusal=True, **fields))
+            table.enqueue(Span(name="x", attributes=attributes, is_refusal=True, error="disabled", **fields))
         lines = [line for line in table.render().splitlines() if line.startswith("halter_refusals_total{")]
     assert len(lines) == 2001
     assert 'halter_refusals_total{otel_metric_overflow="true"} 100' in lines
@@ -669,7 +672,7 @@ def test_names_with_quotes_and_newlines_stay_one_sample() -> None:
         table = MetricTable(world.clock)
         attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": 'a"b\\c\nd'}
         fields: dict[str, Any] = {"trace": 1, "span": 1, "parent": None, "kind": "internal", "start": 0, "end": 0}
-        table.enqueue(Span(name="x", attributes=attributes, is_refusal=True, **fields))
+        table.enqueue(Span(name="x", attributes=attributes, is_refusal=True, error="disabled", **fields))
         (line,) = [line for line in table.render().splitlines() if line.startswith("halter_refusals_total{")]
     assert 'gen_ai_tool_name="a\\"b\\\\c\\nd"' in line
 
@@ -726,3 +729,33 @@ def test_what_happens_while_the_store_cannot_be_read_is_counted_once(failing: St
     assert problems == [
         "Metrics are late, because the store cannot be read. It is read again. (The disk gave no answer.)"
     ]
+
+
+@pytest.mark.parametrize("outcome", ["unknown_tool", "external_halt", "rate_limited", "cancelled", "invalid_arguments"])
+def test_tools_that_a_model_invents_are_one_series_and_displace_no_tool(outcome: Any) -> None:
+    with World(8) as world:
+
+        async def story() -> str:
+            await world.start("desk-1", kind="autonomous")
+            (lease,) = await world.journal.claim(WorkerId("w"), 1)
+            table = MetricTable(world.clock)
+            world.spawn(SessionTracer(world.journal, world.clock, [table], print).run({}))
+            for number in range(20):
+                call = f"c{number}"
+                await write(
+                    world, lease, CallRefused(call=call, tool=f"invented {number}", outcome=outcome, sentence="No.")
+                )
+            await write(
+                world,
+                lease,
+                CallStarted(call="send", tool="send", level="SAFE"),
+                CallSettled(call="send", outcome="ok"),
+                CallRefused(call="send2", tool="send", outcome=outcome, sentence="No."),
+                CallRefused(call="pay", tool="pay", outcome="approval_denied", sentence="No."),
+            )
+            await world.advance(10**7)
+            return table.render()
+
+        text = world.run(story())
+    counts = dict(re.findall(r'^halter_refusals_total{.*gen_ai_tool_name="([^"]*)".*} (\d+)$', text, re.MULTILINE))
+    assert counts == {"_OTHER": "20", "send": "1", "pay": "1"}

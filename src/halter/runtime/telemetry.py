@@ -322,6 +322,7 @@ BUDGET_CAP: Final = Instrument("halter.budget.cap", "USD", "A current cap.", "ga
 INSTRUMENTS: Final = (TOKEN_USAGE, OPERATION_DURATION, SPEND, REFUSALS, WAITING, BUDGET_SPENT, BUDGET_CAP)
 
 AGENT_LABEL: Final = "gen_ai.agent.name"
+_TOOL_LABEL: Final = "gen_ai.tool.name"
 _REQUEST_LABELS: Final = (
     "gen_ai.operation.name",
     "gen_ai.provider.name",
@@ -329,7 +330,13 @@ _REQUEST_LABELS: Final = (
     "gen_ai.response.model",
     AGENT_LABEL,
 )
-_EFFECT_LABELS: Final = ("gen_ai.operation.name", "gen_ai.request.model", "gen_ai.tool.name", AGENT_LABEL)
+_EFFECT_LABELS: Final = ("gen_ai.operation.name", "gen_ai.request.model", _TOOL_LABEL, AGENT_LABEL)
+_OTHER_TOOLS: Final = "_OTHER"
+"""The label of names that no tool is known to have: a model can invent any number of them."""
+_OUTCOMES_OF_TOOLS: Final = frozenset(
+    ("tool_not_granted", "disabled", "quarantined", "approval_denied", "approval_expired", "untrusted")
+)
+"""Reasons to refuse a call that only a tool has that exists."""
 _OVERFLOW: Final[Labels] = (("otel.metric.overflow", "true"),)
 MAX_SERIES: Final = 2000
 """Maximum number of series of one metric; the rest is counted in one more."""
@@ -364,12 +371,15 @@ class MetricTable:
         self._started_at = clock.now()
         self._lock = threading.Lock()
         self._series: dict[Instrument, dict[Labels, Series]] = {instrument: {} for instrument in INSTRUMENTS}
+        self._known_tools = set[object]()
 
     def enqueue(self, span: Span) -> None:
         """Count a span."""
         with self._lock:
+            if not span.is_refusal or span.error in _OUTCOMES_OF_TOOLS:
+                self._known_tools.add(span.attributes.get(_TOOL_LABEL))
             if span.is_refusal:
-                self._find(REFUSALS, _label(span, *_EFFECT_LABELS, "halter.outcome")).total += 1
+                self._find(REFUSALS, self._label_refusal(span)).total += 1
                 return
             cost_usd = span.attributes.get("halter.cost_usd")
             if isinstance(cost_usd, float) and cost_usd:
@@ -435,6 +445,13 @@ class MetricTable:
             metrics = [_to_metric(each, series, start, now) for each, series in self._series.items() if series]
         return MetricsData(
             [ResourceMetrics(resource, [ScopeMetrics(InstrumentationScope("halter", VERSION), metrics, "")], "")]
+        )
+
+    def _label_refusal(self, span: Span) -> Labels:
+        labels = _label(span, *_EFFECT_LABELS, "halter.outcome")
+        known = self._known_tools
+        return tuple(
+            (name, _OTHER_TOOLS if name == _TOOL_LABEL and text not in known else text) for name, text in labels
         )
 
     def _find(self, instrument: Instrument, labels: Labels) -> Series:
