@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from halter.config.agent_files import MAX_IMPORTS, parse_agent, read_agent, read_guidance, read_skills
+from halter.config.agent_files import MAX_IMPORT_WORDS, MAX_IMPORTS, parse_agent, read_agent, read_guidance, read_skills
 from halter.config.merge import FleetConfig
 from halter.config.resolve import definition_digest, resolve_agent
 from halter.config.roots import definition_of
@@ -77,6 +77,21 @@ def test_code_and_comments_without_an_end_are_read_in_no_time(text: str, tmp_pat
     started = time.process_time()
     assert "Contents of more.md" in instructions_of(tmp_path)
     assert time.process_time() - started < 2
+
+
+def test_words_that_name_no_file_are_looked_up_once_each_and_only_so_many(tmp_path: Path) -> None:
+    """A list of people or packages. Each word costs calls to the file system, so 100,000 took seconds."""
+    write(tmp_path, **{"CLAUDE.md": "@ada " * 100_000 + "@more.md @other.md", "more.md": "More."})
+    names = [f"@../{number}" for number in range(100_000)]
+    write(tmp_path, **{"other.md": "Other. @last.md\n" + " ".join(names), "last.md": "Last."})
+    started = time.process_time()
+    guidance = read_guidance(tmp_path)
+    assert time.process_time() - started < 2
+    assert guidance.files == ("CLAUDE.md", "more.md", "other.md", "last.md")
+    assert len(guidance.notes) < MAX_IMPORT_WORDS
+    assert guidance.notes[-1] == (
+        f"{tmp_path / 'other.md'}: @../1996 is not imported: at most 2,000 different words after @ are looked up."
+    )
 
 
 def test_agents_md_is_read_once_whoever_links_or_imports_it(tmp_path: Path) -> None:

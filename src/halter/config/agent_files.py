@@ -136,6 +136,8 @@ GUIDANCE_FILES: Final = ("CLAUDE.md", ".claude/CLAUDE.md")
 """Instructions that other programs read, too. They follow AGENTS.md."""
 MAX_IMPORT_DEPTH: Final = 5
 MAX_IMPORTS: Final = 100
+MAX_IMPORT_WORDS: Final = 2000
+"""Different words after `@` that are looked up. Each costs several calls to the file system."""
 _NO_PROSE: Final = re.compile(
     r"^[ \t>]*(?P<fence>`{3,}|~{3,}).*?(?:^[ \t>]*(?P=fence)[`~]*[ \t]*$|\Z)|(?P<ticks>`+)|<!--",
     re.DOTALL | re.MULTILINE,
@@ -166,6 +168,7 @@ class _GuidanceReader:
         self._root = folder.resolve()
         self._data_places = tuple(data_places)
         self._seen = {self._root / INSTRUCTIONS, (self._root / INSTRUCTIONS).resolve()}
+        self._words = set[tuple[Path, str]]()
         self._texts: list[str] = []
         self._files: list[str] = []
         self._notes: list[str] = []
@@ -188,7 +191,14 @@ class _GuidanceReader:
         self._files.append(name)
         self._texts.append(f"Contents of {name}:\n\n{text}" if depth else text)
         for match in _IMPORT.finditer(_strip_code(text)):
-            self._import(match[1].replace("\\ ", " ").partition("#")[0], path, depth + 1)
+            name = match[1].replace("\\ ", " ").partition("#")[0]
+            if (path.parent, name) in self._words:
+                continue
+            if len(self._words) == MAX_IMPORT_WORDS:
+                self._omit(name, path, f"at most {MAX_IMPORT_WORDS:,} different words after @ are looked up")
+                return
+            self._words.add((path.parent, name))
+            self._import(name, path, depth + 1)
 
     def _import(self, name: str, importer: Path, depth: int) -> None:
         """Import a file. A word that names no file is not an import."""
