@@ -236,9 +236,9 @@ def plain(raw: Raw) -> bytes:
 
 
 def wire_of(asked: Asked) -> str:
-    if asked.path.startswith("/v1/chat/completions"):
+    if "/v1/chat/completions" in asked.path:
         return "openai"
-    if asked.path.startswith("/v1/responses"):
+    if "/v1/responses" in asked.path:
         return "responses"
     return "anthropic" if asked.path.startswith("/v1/messages") else "google"
 

@@ -200,6 +200,20 @@ async def test_reasoning_that_another_account_encrypted_is_left_out_and_the_sess
     assert [error.partition(":")[0] for error in errors] == ["ForeignReasoning"]
 
 
+async def test_another_gateway_behind_the_same_host_is_sent_none_of_it(desk_of: Desk) -> None:
+    def gateway(path: str) -> dict[str, Any]:
+        address = f"http://127.0.0.1:{desk_of.provider.port}{path}"
+        return {"openai": {"wire": "responses", "base_url": address, "api_key": "${secret:MADE_UP}"}}
+
+    session = None
+    for path in ("/north/v1", "/south/v1", "/north/v1/"):
+        desk_of.provider.says("Empty.", sealed=(path,))
+        agent = desk_of.agent(providers=gateway(path))
+        session = (await agent.run("Look.", kind="chat", session=session)).session
+    sent = [[item["encrypted_content"] for item in items if "encrypted_content" in item] for items in desk_of.inputs]
+    assert sent == [[], [], ["/north/v1"]]
+
+
 async def test_the_refusal_of_it_is_charged_where_the_provider_bills_errors(desk_of: Desk) -> None:
     at = {"wire": "responses", "base_url": f"http://127.0.0.1:{desk_of.provider.port}/v1", "bills_errors": True}
     desk_of.calls("a.log", sealed=(SEALED,))
@@ -341,7 +355,7 @@ async def test_a_summary_of_reasoning_is_not_what_was_said(desk: Any) -> None:
     reply = await desk.ask()
     assert (reply.text, "".join(desk.heard)) == ("Seven.", "Seven." if desk.streaming else "")
     assert reply.reasoning == Reasoning(
-        f"openai:gpt-5.6 at 127.0.0.1:{desk.provider.port}", (ReasoningItem("text", 0, "rs_0", "s"),), 20
+        f"openai:gpt-5.6 at 127.0.0.1:{desk.provider.port}/v1", (ReasoningItem("text", 0, "rs_0", "s"),), 20
     )
 
 

@@ -711,7 +711,10 @@ class WireModel:
         self.wire: WireFormat = wire
         self._url = url
         self._has_cache_keys = wire == "responses" or (name.provider == "openai" and base_url is None)
-        self._maker = f"{name} at {urlsplit(url).netloc.rpartition('@')[2]}" if wire == "responses" else ""
+        url_parts = urlsplit(url)
+        # Behind one host there can be several gateways, each at its path.
+        address = f"{url_parts.netloc.rpartition('@')[2]}{url_parts.path.rstrip('/')}"
+        self._maker = f"{name} at {address}" if wire == "responses" else ""
         self._sends_reasoning = True
         self._key = key
         self._habits = habits
