@@ -52,6 +52,27 @@ async def test_each_run_of_a_conversation_begins_where_the_last_one_ended(desk: 
     assert names == ["one.0", "one.1", "one.2", "one.3"]
 
 
+async def test_the_guard_is_closed_after_the_last_run_also_if_one_is_cancelled_twice_while_others_begin(
+    desk: Desk,
+) -> None:
+    guard = desk.guard()
+    runs = GuardedRuns(guard, NO_TOOLS)
+
+    async def run() -> None:
+        async with runs.session("Look around."):
+            pass
+
+    first, *others = [asyncio.create_task(run()) for _ in range(30)]
+    while not guard.is_open:  # noqa: ASYNC110  It is cancelled in this very moment.
+        await asyncio.sleep(0)
+    while not first.done():
+        first.cancel()
+        await asyncio.sleep(0)
+    await asyncio.gather(*others)
+    assert first.cancelled()
+    assert not guard.is_open
+
+
 PICTURE = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUg"
 
 

@@ -14,6 +14,7 @@ from halter.core.tools import Effect, Level, ToolSpec
 from halter.core.usage import Usage
 from halter.external.guard import Guard, GuardedSession, SessionAlreadyEnded
 from halter.external.loop_thread import LoopThread
+from halter.guard.halts import run_shielded
 from halter.loop.session_runtime import cancel_and_wait
 
 T = TypeVar("T")
@@ -206,8 +207,14 @@ class GuardedRuns:
             self._run_count += 1
 
     async def _close(self) -> None:
+        # Before any wait: a run that is cancelled while it ends counts no longer.
+        self._run_count -= 1
+        if not self._run_count and self._stack is not None:
+            await run_shielded(self._close_guard())
+
+    async def _close_guard(self) -> None:
+        """Close the guard, unless another run has begun in the meantime."""
         async with self._opening:
-            self._run_count -= 1
             if not self._run_count and self._stack is not None:
                 stack, self._stack = self._stack, None
                 await stack.aclose()
