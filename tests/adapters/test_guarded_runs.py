@@ -5,6 +5,10 @@ And what every adapter is tested for.
 
 import asyncio
 import re
+import signal
+import sys
+import threading
+import traceback
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from decimal import Decimal
@@ -14,7 +18,7 @@ from typing import Any
 import pytest
 
 from halter import adapters
-from halter.adapters.guarded_runs import NO_TOOLS, GuardedRuns, find_first_open, read_task_text
+from halter.adapters.guarded_runs import NO_TOOLS, GuardedRuns, find_first_open, iterate_in_thread, read_task_text
 from halter.core.clock import SECOND
 from halter.core.errors import LeaseLost, StoreUnusable
 from halter.core.events import CallSettled, CallStarted, RequestSettled, RequestStarted
@@ -71,6 +75,35 @@ async def test_the_guard_is_closed_after_the_last_run_also_if_one_is_cancelled_t
     await asyncio.gather(*others)
     assert first.cancelled()
     assert not guard.is_open
+
+
+def test_an_interrupt_between_the_last_item_and_the_end_ends_the_iteration() -> None:
+    """The iterating thread has taken the end from the queue, and waits for the task, when Ctrl-C comes."""
+    main_thread, is_interrupted = threading.get_ident(), threading.Event()
+
+    def interrupt(*_: object) -> None:
+        is_interrupted.set()
+        raise KeyboardInterrupt
+
+    def interrupt_iteration() -> None:
+        names: list[str] = []
+        while "result" not in names:
+            frame = sys._current_frames()[main_thread]  # noqa: SLF001  The function's documented name.
+            names = [entry.name for entry in traceback.extract_stack(frame)]
+        signal.pthread_kill(main_thread, signal.SIGINT)
+        is_interrupted.wait()
+
+    async def make_items() -> AsyncGenerator[int]:
+        yield 1
+        asyncio.get_running_loop().call_soon(interrupt_iteration)
+
+    handler = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(iterate_in_thread(make_items))
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert "halter guard" not in [thread.name for thread in threading.enumerate()]
 
 
 PICTURE = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUg"

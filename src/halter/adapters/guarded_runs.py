@@ -1,6 +1,7 @@
 """The part that all adapters share: one guarded session for each run of a framework's agent."""
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from queue import SimpleQueue
@@ -69,7 +70,7 @@ async def stream_from(work: Callable[[Callable[[T], None]], Awaitable[object]]) 
 
 def iterate_in_thread(make_items: Callable[[], AsyncGenerator[T]]) -> Generator[T]:
     """Iterate over async items from a program that is not async: one task in a thread of its own makes all of them."""
-    thread, items = LoopThread(), SimpleQueue[tuple[T] | None]()
+    thread, items, has_ended = LoopThread(), SimpleQueue[tuple[T] | None](), threading.Event()
 
     async def pump() -> None:
         try:
@@ -77,19 +78,20 @@ def iterate_in_thread(make_items: Callable[[], AsyncGenerator[T]]) -> Generator[
                 async for item in made_items:
                     items.put((item,))
         finally:
+            has_ended.set()
             items.put(None)
 
-    future = thread.start(pump())
     try:
-        while (entry := items.get()) is not None:
-            yield entry[0]
-        future.result()
-    except BaseException:
-        # The caller reads no further. The run has ended when the queue has.
-        if future.cancel():
-            while items.get() is not None:
-                pass
-        raise
+        future = thread.start(pump())
+        try:
+            while (entry := items.get()) is not None:
+                yield entry[0]
+            future.result()
+        except BaseException:
+            # The caller reads no further, perhaps since the last item: the run ends first.
+            if future.cancel():
+                has_ended.wait()
+            raise
     finally:
         thread.close()
 
