@@ -91,12 +91,13 @@ async def run_langchain(program: Program) -> str:
     return (await agent.ainvoke(Command(resume=True), thread))["messages"][-1].content
 
 
-async def run_openai_agents(program: Program) -> str:
+async def run_openai_agents(program: Program, *, within_a_tool: bool = False) -> str:
     from agents import RunState
 
     from tests.adapters import test_openai_agents
 
-    runner = test_openai_agents.make_runner(program.at_desk(), "PRIVILEGED")
+    make_runner = test_openai_agents.make_boss if within_a_tool else test_openai_agents.make_runner
+    runner = make_runner(program.at_desk(), "PRIVILEGED")
     if (result := program.load()) is None:
         first = await runner.run("Pay the bill.", conversation="one")
         program.keep_and_die(json.dumps(first.to_state().to_json()).encode())
@@ -177,7 +178,10 @@ FRAMEWORKS: Mapping[str, Callable[[Program], Coroutine[Any, Any, str]]] = {
 }
 AFTER_A_CALL = {way: partial(run_crewai, way=way, made_first=True) for way in ("kickoff", "akickoff")}
 """The ways to run a crew, which alone begins again from its beginning."""
+WITHIN_A_TOOL = {"openai_agents": partial(run_openai_agents, within_a_tool=True)}
+"""Frameworks that run an agent as a tool in the same session, with its questions."""
+WAYS = {"--after-a-call": AFTER_A_CALL, "--within-a-tool": WITHIN_A_TOOL}
 
 if __name__ == "__main__":
-    known = AFTER_A_CALL if "--after-a-call" in sys.argv else FRAMEWORKS
+    known = WAYS.get(sys.argv[-1], FRAMEWORKS)
     sys.stdout.write(asyncio.run(known[sys.argv[1]](Program(Path(sys.argv[2])))))

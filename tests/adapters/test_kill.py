@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.adapters.conftest import Desk
-from tests.adapters.killed_program import AFTER_A_CALL, FRAMEWORKS
+from tests.adapters.killed_program import AFTER_A_CALL, FRAMEWORKS, WITHIN_A_TOOL
 
 pytestmark = pytest.mark.timeout(300)
 PACKAGES = {"google_adk": "google.adk", "claude_sdk": "claude_agent_sdk", "crewai": "crewai"}
@@ -46,6 +46,19 @@ async def test_a_question_outlives_kill_9_and_the_call_is_made_once_after_a_yes(
     code, text = run_program(framework, tmp_path)
     assert (code, "Done: " in text, "paid 7" in text) == (0, True, True), text
     assert (tmp_path / "paid.txt").read_text() == "7\n"
+
+
+@pytest.mark.parametrize("framework", WITHIN_A_TOOL)
+async def test_an_agent_that_is_a_tool_continues_after_kill_9_and_is_not_run_again(
+    desk: Desk, tmp_path: Path, framework: str
+) -> None:
+    code, text = run_program(framework, tmp_path, "--within-a-tool")
+    assert code == -signal.SIGKILL, text
+    await desk.decide("approve")
+    code, text = run_program(framework, tmp_path, "--within-a-tool")
+    assert (code, text) == (0, "It said: Done: paid 7 EUR"), text
+    assert (tmp_path / "paid.txt").read_text() == "7\n"
+    await desk.expect_receipt("COMPLETED", ["ask_desk", "pay"], requests=4)
 
 
 @pytest.mark.parametrize("way", AFTER_A_CALL)
