@@ -1,10 +1,18 @@
 import json
 import zlib
+from collections.abc import Callable
 from decimal import Decimal
+from functools import reduce
+from importlib import import_module
+from itertools import product
+from operator import itemgetter
 from typing import Any, cast
 
 import pytest
 from genai_prices.data import providers
+from genai_prices.types import ModelInfo, Provider
+from hypothesis import given
+from hypothesis import strategies as st
 
 from halter.core.clock import DAY
 from halter.core.errors import ConfigError
@@ -19,7 +27,7 @@ from halter.models.price_tables import (
     merge_tariffs,
     read_table,
 )
-from halter.models.providers import MARGIN, Prices, Tariff, compile_listed_price, compile_stated_price
+from halter.models.providers import MARGIN, Prices, Seller, Tariff, compile_listed_price, compile_stated_price
 
 NOW = 20_000 * DAY
 OPUS = "claude-opus-5-5"
@@ -235,14 +243,280 @@ def test_of_two_entries_with_one_name_the_price_in_force_is_kept() -> None:
     assert find(add(first, make_entry("claude-new", 2, 1)), "claude-new") == (9, 20)
 
 
-def test_a_file_that_leaves_too_many_prices_is_refused_instead_of_leaving_no_model_with_one(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"regex": "^claude-new"}, {"regex": "^claude-new$"}),
+        ({"contains": "new"}, {"contains": "new-1"}),
+        ({"starts_with": "claude-"}, {"starts_with": "claude-newer"}),
+        ({"ends_with": "-2027"}, {"ends_with": "-2028"}),
+        ({"or": [{"equals": "x"}, {"equals": "claude-new-2027"}]}, {"or": [{"equals": "x"}]}),
+        ({"and": [{"contains": "new"}]}, {"and": [{"contains": "new"}, {"contains": "old"}]}),
+        ({"or": [{"and": [{"regex": "new"}]}]}, {"or": [{"and": [{"regex": "new"}, {"equals": "x"}]}]}),
+        ({"contains": "2027"}, None),
+    ],
+)
+@pytest.mark.parametrize("successor", [None, {"regex": "."}])
+def test_an_entry_that_matches_fewer_names_lowers_none_of_those_it_matched(
+    before: dict[str, Any], after: dict[str, Any] | None, successor: dict[str, Any] | None
 ) -> None:
-    monkeypatch.setattr(price_tables, "MAX_ENTRIES", 2)
-    second = add(add(None, make_entry("a"), make_entry("b")), make_entry("c"), make_entry("d"))
-    with pytest.raises(ConfigError, match="more than 2 models"):
-        add(second, make_entry("e"))
-    assert find(second, "a") == (4, 20)
+    dear, name = make_entry("claude-dear", 9, 20), "claude-new-2027"
+    first = add(None, {**dear, "match": {"or": [dear["match"], before]}})
+    narrow = {**dear, "match": {"or": [dear["match"], after]} if after else dear["match"]}
+    cheap = [{**make_entry("claude-cheap", 2, 1), "match": successor}] if successor else []
+    second = add(first, narrow, *cheap, make_entry("claude-other"))
+    third = add(second, narrow, *cheap, make_entry("claude-another"))
+    assert [find(state, name) for state in (first, second, third)] == [(9, 20)] * 3
+    assert find(accept_file(third, NOW), name) == ((2, 1) if successor else None)
+
+
+def test_entries_in_another_order_lower_no_name_that_both_match() -> None:
+    dear = {**make_entry("claude-dear", 9, 20), "match": {"contains": "new"}}
+    cheap = {**make_entry("claude-cheap", 2, 1), "match": {"starts_with": "claude"}}
+    first = add(None, dear, cheap)
+    assert find(add(first, cheap, dear), "claude-new") == (9, 20)
+    assert find(add(first, cheap, dear), "claude-old") == (2, 1), "what no dearer entry matched stays as it was"
+
+
+def test_a_model_that_a_table_lists_at_its_name_is_not_lowered_where_other_tables_look_at_other_sellers() -> None:
+    dear = json.loads(make_table({**make_entry("deluxe", 9, 20), "match": {"equals": "deluxe"}}, seller="maker"))
+    cheap = json.loads(make_table(make_entry("maker/deluxe", 1, 2), seller="reseller"))
+    first = add_file(None, json.dumps(dear).encode(), "x", NOW)
+    second = add_file(first, json.dumps([*cheap, *dear]).encode(), "x", NOW)
+    name = ModelName("gateway", "maker/deluxe")
+    for state in (first, second):
+        tariff = PriceTables(state).find(name, None, MARGIN)
+        assert isinstance(tariff, Tariff)
+        assert tariff_dollars(tariff.find_rates(1, NOW).plain) == 9
+
+
+def test_a_name_that_falls_without_being_the_name_of_an_entry_is_shown_to_the_person_who_says_yes() -> None:
+    dear = {**make_entry("claude-new", 9, 20), "match": {"or": [{"equals": "claude-new"}, {"equals": "claude-alias"}]}}
+    thief = {**make_entry("claude-thief", 2, 20), "match": {"contains": "alias"}}
+    first = add(None, dear, make_entry("claude-gone"))
+    second = add(first, make_entry("claude-new", 9, 20), thief)
+    lines = ("anthropic:claude-alias: input $9 → $2", "anthropic:claude-gone: no longer listed")
+    assert second.waiting == lines
+    assert add(second, make_entry("claude-new", 9, 20), thief, make_entry("claude-x")).waiting == lines
+
+
+def test_cached_audio_without_a_price_is_not_lowered_by_a_table_that_prices_it() -> None:
+    first = add(None, make_entry("claude-new", input_audio_mtok=90))
+    second = add(first, make_entry("claude-new", input_audio_mtok=1, cache_audio_read_mtok=1))
+    usage = Usage(100, 1, 100, 0, audio_cached_tokens=100)
+    costs = [require_tariff(state, ModelName("anthropic", "claude-new")).cost(usage, NOW) for state in (first, second)]
+    assert costs[1] >= costs[0] >= 9_000
+
+
+def test_a_lower_price_from_a_date_on_does_not_count_before_it_where_another_table_has_times_of_day() -> None:
+    dear, cheap = make_entry("claude-new", 9, 20), make_entry("claude-new", 1, 1)
+    later = [{"prices": dear["prices"]}, {"constraint": {"start_date": "2100-01-01"}, "prices": cheap["prices"]}]
+    window = {"start_time": "00:00:00Z", "end_time": "12:00:00Z"}
+    daily = [{"prices": cheap["prices"]}, {"constraint": window, "prices": cheap["prices"]}]
+    second = add(add(None, {**dear, "prices": later}), {**dear, "prices": daily})
+    tariff = require_tariff(second, ModelName("anthropic", "claude-new"))
+    assert {tariff_dollars(tariff.find_rates(1, NOW + hour * DAY // 24).plain) for hour in range(24)} == {9}
+    assert tariff_dollars(tariff.find_rates(1, 50_000 * DAY).plain) == 1
+
+
+def test_a_guess_is_not_lowered_by_a_further_table() -> None:
+    name = ModelName("anthropic", "claude-unheard-of-9")
+    dear = add(None, make_entry("claude-newest", 50, 90))
+    states = [None, dear, add(dear, make_entry("claude-other-pro", 1, 2), make_entry("claude-other", 1, 2))]
+    for model in (name, ModelName("anthropic", "claude-unheard-of-pro")):
+        guesses = [PriceTables(state).guess(model, None, MARGIN) for state in states]
+        rates = [each.tariff.find_rates(1, NOW).plain for each in guesses if each is not None]
+        assert len(rates) == 3
+        assert rates == sorted(rates)
+
+
+# Any tables one after another
+
+TEXTS = st.sampled_from(("a", "b", "ab", "ba", "abc", "c", "-", "maker/", "-2026-08-07"))
+LEAVES: st.SearchStrategy[Any] = st.one_of(
+    *(st.fixed_dictionaries({kind: TEXTS}) for kind in ("equals", "starts_with", "ends_with", "contains")),
+    st.fixed_dictionaries({"regex": st.sampled_from(("^a", "b$", "a.b?", "(a|b)+c", ".", "^ab$", "[^-]c?$"))}),
+)
+CLAUSES: st.SearchStrategy[Any] = st.recursive(
+    LEAVES,
+    lambda parts: st.one_of(*(st.fixed_dictionaries({kind: st.lists(parts, max_size=3)}) for kind in ("or", "and"))),
+    max_leaves=4,
+)
+AMOUNTS: st.SearchStrategy[Any] = st.sampled_from((0, 1, "2.5", 3, 9.5))
+TIERS: st.SearchStrategy[Any] = st.lists(
+    st.fixed_dictionaries({"start": st.sampled_from((50, 1_000, 10)), "price": AMOUNTS}),
+    max_size=2,
+    unique_by=itemgetter("start"),
+)
+FIGURES: st.SearchStrategy[Any] = AMOUNTS | st.fixed_dictionaries({"base": AMOUNTS, "tiers": TIERS})
+OPTIONAL_UNITS = (
+    "cache_read_mtok",
+    "cache_write_mtok",
+    "cache_write_1h_mtok",
+    "input_audio_mtok",
+    "cache_audio_read_mtok",
+    "output_reasoning_mtok",
+    "web_searches_kcount",
+    "requests_kcount",
+)
+PRICES: st.SearchStrategy[Any] = st.fixed_dictionaries(
+    {"input_mtok": FIGURES, "output_mtok": FIGURES}, optional=dict.fromkeys(OPTIONAL_UNITS, FIGURES)
+)
+CONSTRAINTS: st.SearchStrategy[Any] = st.sampled_from(
+    (
+        None,
+        {"start_date": "2020-01-01"},
+        {"start_date": "2030-06-01"},
+        {"start_time": "00:00:00Z", "end_time": "12:00:00Z"},
+        {"start_time": "18:00:00Z", "end_time": "06:00:00Z"},
+    )
+)
+RULES: st.SearchStrategy[Any] = PRICES | st.lists(
+    st.fixed_dictionaries({"constraint": CONSTRAINTS, "prices": PRICES}), min_size=1, max_size=3
+)
+ENTRIES: st.SearchStrategy[Any] = st.fixed_dictionaries(
+    {"id": st.sampled_from("abcd"), "match": CLAUSES, "prices": RULES}
+)
+SELLERS: st.SearchStrategy[Any] = st.fixed_dictionaries(
+    {
+        "id": st.sampled_from(("maker", "reseller", "google")),
+        "name": st.just("Seller"),
+        "api_pattern": st.just("x"),
+        "models": st.lists(ENTRIES, max_size=4),
+    },
+    optional={"fallback_model_providers": st.lists(st.sampled_from(("maker", "google", "nobody")), max_size=2)},
+)
+TABLES: st.SearchStrategy[Any] = st.lists(SELLERS, min_size=1, max_size=3)
+NAMES = [
+    ModelName(provider, name)
+    for provider in ("maker", "reseller", "gateway", "gemini")
+    for name in ("a", "AB", "abc", "ba", "c", "maker/ab", "a-20260807", "ab:free")
+]
+USAGES = [
+    Usage(30, 7),
+    Usage(2_000, 7, 500, 700, cache_write_1h_tokens=300),
+    Usage(100, 0, 40, 10, audio_tokens=30, audio_cached_tokens=20, web_searches=2),
+]
+MOMENTS = [NOW, NOW + DAY // 3, NOW + DAY * 2 // 3, NOW + DAY - 1, 30_000 * DAY]
+
+
+def require_tariff(state: FetchedPrices | None, name: ModelName) -> Tariff:
+    tariff = PriceTables(state).find(name, None, MARGIN)
+    assert isinstance(tariff, Tariff), tariff
+    return tariff
+
+
+@given(st.lists(TABLES, min_size=2, max_size=4))
+def test_no_table_after_another_lowers_the_price_of_any_name_for_any_usage_at_any_time(tables: list[Any]) -> None:
+    state: FetchedPrices | None = None
+    for table in tables:
+        try:
+            later = add_file(state, json.dumps(table).encode(), "x", NOW)
+        except ConfigError:
+            continue  # The prices in force stay.
+        earlier_prices, later_prices = PriceTables(state), PriceTables(later)
+        for name in NAMES:
+            before, after = (each.find(name, None, MARGIN) for each in (earlier_prices, later_prices))
+            if isinstance(before, Unpriced):
+                continue
+            assert isinstance(after, Tariff), name
+            for usage, at in product(USAGES, MOMENTS):
+                assert after.cost(usage, at) >= before.cost(usage, at), (name, usage, at)
+                if not usage.has_extras:
+                    assert after.bound(usage.input_tokens, usage.output_tokens, at) >= after.cost(usage, at)
+        state = later
+
+
+@given(TABLES)
+def test_an_index_finds_the_model_that_the_library_finds(table: list[Any]) -> None:
+    read_library_table = cast("Any", import_module("genai_prices.types"))._providers_from_raw  # noqa: SLF001
+    raw_table = read_library_table(table)
+    sellers = [Seller(listed) for listed in raw_table]
+    for listed, seller in zip(raw_table, sellers, strict=True):
+        for name in NAMES:
+            found = seller.find_model(name.model, sellers)
+            assert (found and found[1]) is listed.find_model(name.model, all_providers=raw_table)
+
+
+def test_an_index_finds_every_model_of_the_bundled_table_that_the_library_finds() -> None:
+    sellers = [Seller(listed) for listed in providers]
+    for listed, seller in zip(providers, sellers, strict=True):
+        for name in {text for entry in listed.models[::3] for text in (entry.id, f"{entry.id}-20260807")}:
+            found = seller.find_model(name, sellers)
+            assert (found and found[1]) is listed.find_model(name, all_providers=providers)
+
+
+class CountedName:
+    """A clause that counts how often a name was compared with any of its kind."""
+
+    comparisons = 0
+
+    def __init__(self, equals: str) -> None:
+        self.equals = equals
+
+    def is_match(self, text: str) -> bool:
+        CountedName.comparisons += 1
+        return text == self.equals
+
+
+def test_a_name_is_compared_with_the_entries_that_can_match_it_and_not_with_all() -> None:
+    names = [f"model-{number}" for number in range(2_000)]
+    models = [ModelInfo(id=name, match=cast("Any", CountedName(name))) for name in names]
+    seller = Seller(Provider(id="maker", name="Maker", api_pattern="x", models=models))
+    assert [found[1].id for name in names if (found := seller.find_model(name, [seller]))] == names
+    assert CountedName.comparisons == len(names)
+    assert seller.max_comparisons == 1
+
+
+@pytest.mark.parametrize(
+    "match",
+    [
+        lambda number: {"regex": f"^m{number}$"},
+        lambda number: {"and": [{"starts_with": "m"}, {"regex": f"{number}$"}]},
+    ],
+)
+def test_a_file_that_would_be_compared_for_hours_is_refused(
+    monkeypatch: pytest.MonkeyPatch, match: Callable[[int], dict[str, Any]]
+) -> None:
+    monkeypatch.setattr(price_tables, "MAX_COMPARISONS", 20 * 20)
+    entries = [{**make_entry(f"m{number}"), "match": match(number)} for number in range(20)]
+    assert find(add(None, *entries[:10]), "m7") == (4, 20)
+    with pytest.raises(ConfigError, match="to be compared"):
+        add(None, *entries)
+
+
+def test_the_prices_of_many_merged_tables_stay_few_and_never_fall(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(price_tables, "MAX_PERIODS", 4)
+    state: FetchedPrices | None = None
+    for year in range(2020, 2030):
+        tiers = {"base": 3, "tiers": [{"start": year, "price": year - 2015}]}
+        start = {"start_date": f"{year}-01-01"}
+        rules = [
+            {"prices": make_entry("m")["prices"]},
+            {"constraint": start, "prices": make_entry("m", tiers)["prices"]},
+        ]
+        state = add(state, {**make_entry("m"), "prices": rules})
+    tariff = require_tariff(state, ModelName("anthropic", "m"))
+    assert len(tariff.periods) <= 4
+    assert all(len(period.tiers) <= 4 for period in tariff.periods)
+    assert tariff_dollars(tariff.find_rates(1_000_000, 40_000 * DAY).plain) == 14
+
+
+def test_tiers_count_in_the_order_of_their_starts() -> None:
+    tiers = [{"start": 200_000, "price": 9}, {"start": 100_000, "price": 5}]
+    tariff = require_tariff(add(None, make_entry("m", {"base": 2, "tiers": tiers})), ModelName("anthropic", "m"))
+    rates = [tariff_dollars(tariff.find_rates(tokens, NOW).plain) for tokens in (1, 150_000, 250_000)]
+    assert rates == [2, 5, 9]
+
+
+def test_too_many_earlier_tables_are_refused_with_the_command_that_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(price_tables, "MAX_EARLIER_TABLES", 1)
+    first = add(None, make_entry("a", 9))
+    second = add(first, make_entry("b"))
+    with pytest.raises(ConfigError, match=f"halter prices accept {second.digest[:12]}"):
+        add(second, make_entry("c"))
+    assert find(second, "a") == (9, 20)
+    assert find(add(accept_file(second, NOW), make_entry("c")), "c") == (4, 20)
 
 
 def test_a_file_cannot_say_whose_an_address_is() -> None:
@@ -297,6 +571,7 @@ def encode(value: Any) -> Any:
 # Files that cannot be used
 
 HUGE = "1" + "0" * 30
+DEEP_CLAUSE = reduce(lambda clause, _: {"or": [clause]}, range(200), {"equals": "m"})
 MANY_TIERS = {"base": 1, "tiers": [{"start": start, "price": 1} for start in range(5_000)]}
 
 
@@ -329,7 +604,24 @@ MANY_TIERS = {"base": 1, "tiers": [{"start": start, "price": 1} for start in ran
         (make_table(make_entry("m", input_ktok=1)), "in the unit 'input_ktok'"),
         (make_table(make_entry("m", calc_price=1)), "in the unit 'calc_price'"),
         (make_table(make_entry("m", __class__=1)), "in the unit '__class__'"),
+        (make_table(make_entry("m", "1e-99999999")), "is 1e-99999999, not a number of dollars"),
+        (make_table(make_entry("m", "0e999999999")), "is 0e999999999, not a number of dollars"),
+        (make_table(make_entry("m", "0" * 5_000_000)), "not a number of dollars"),
+        (make_table(make_entry("m", "-inf")), "is -inf, not a number of dollars"),
         (make_table(make_entry("m", {"base": 1})), "has no `tiers`"),
+        (make_table(make_entry("m", {"base": 1, "tiers": [{"start": 10**400, "price": 1}]})), "number of tokens"),
+        (make_table(make_entry("m", {"base": 1, "tiers": [{"start": 5, "price": 1}] * 2})), "same number of tokens"),
+        (make_table(make_entry("m" * 5_000)), "is not a name"),
+        (make_table({**make_entry("m"), "match": DEEP_CLAUSE}), "is not a clause"),
+        (make_table({**make_entry("m"), "match": {"or": [{"equals": "m"}] * 100_000}}), "more than 100,000 clauses"),
+        (make_table(*[{"id": "m", "match": {"equals": "m"}, "prices": {}}] * 100_000), "more than 10,000 models"),
+        (json.dumps([{"id": "x", "name": "x", "api_pattern": "x", "models": []}] * 501).encode(), "500 providers"),
+        (
+            json.dumps(
+                [{**json.loads(make_table(make_entry("m")))[0], "fallback_model_providers": ["x"] * 99}]
+            ).encode(),
+            "anthropic has 99 fallbacks",
+        ),
         (make_table(make_entry("m", {"base": 1, "tiers": [{"start": -5, "price": 1}]})), "number of tokens"),
         (make_table(make_entry("m", {"base": 1, "tiers": [{"start": 5, "price": -1}]})), "not a number of dollars"),
         (make_table({**make_entry("m"), "prices": [{"prices": {"input_mtok": -1}}]}), "not a number of dollars"),

@@ -19,12 +19,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from functools import lru_cache
+from functools import cache, cached_property, lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import accumulate
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from genai_prices import types
     from genai_prices.types import ConditionalPrice, ModelInfo, ModelPrice, TieredPrices
 
-    Seller = types.Provider
     Figure = Decimal | TieredPrices | None
 
 SCALE: Final = 10**18
@@ -76,7 +75,7 @@ TABLE_NAMES: Final = MappingProxyType(
 _COMPARED: Final = 10_000
 """Prices are compared for requests with this number of input and output tokens."""
 _LAST: Final = 1 << 60
-_ALWAYS: Final = -(1 << 63)
+ALWAYS: Final = -(1 << 63)
 _EPOCH: Final = date(1970, 1, 1)
 _NOTHING: Final = Decimal(0)
 
@@ -127,7 +126,7 @@ class Tier(msgspec.Struct, frozen=True):
 
 
 class PricePeriod(msgspec.Struct, frozen=True):
-    """Rates and the time when they apply: from a date on, or daily between two times of day.
+    """Rates and the time when they apply: from a date on, and perhaps only daily between two times of day.
 
     The highest tier comes first. Each tier has a ceiling, which charges all input at the highest rate of this tier and
     of those below: a request that is estimated into a tier may turn out smaller, and may be cached in any way.
@@ -135,11 +134,11 @@ class PricePeriod(msgspec.Struct, frozen=True):
 
     tiers: tuple[Tier, ...]
     ceilings: tuple[Tier, ...]
-    since: int = _ALWAYS
+    since: int = ALWAYS
     daily: tuple[int, int] | None = None
 
     def holds(self, at: int) -> bool:
-        if self.daily is None:
+        if at < self.since or self.daily is None:
             return at >= self.since
         start, end = self.daily
         now = at % DAY
@@ -174,13 +173,16 @@ class Tariff(msgspec.Struct, frozen=True):
 
     def find_rates(self, input_tokens: int, at: int) -> Tier:
         """Find the rates of a request with this number of input tokens at a time."""
-        period = self.periods[-1]
-        for candidate in self.periods[:-1]:
-            if candidate.holds(at):
-                period = candidate
-                break
+        period = self.find_period(at)
         highest = period.tiers[0]
         return highest if input_tokens > highest.above else find_tier(period.tiers, input_tokens)
+
+    def find_period(self, at: int) -> PricePeriod:
+        """Find the period that applies at a time."""
+        for period in self.periods[:-1]:
+            if period.holds(at):
+                return period
+        return self.periods[-1]
 
     def bound(self, input_tokens: int, max_output_tokens: int, at: int) -> int:
         """Compute the maximum cost of a request with these tokens, even if it is billed up to a day later."""
@@ -375,29 +377,126 @@ def compile_listed_price(model: "ModelInfo", margin: Decimal = MARGIN, *, of_goo
         return None
     # If several rules apply, the last one counts; if none does, the first one.
     periods = [_compile_condition(rule, of_google=of_google) for rule in reversed(rules)]
-    fallback = msgspec.structs.replace(periods[-1], since=_ALWAYS, daily=None)
+    fallback = msgspec.structs.replace(periods[-1], since=ALWAYS, daily=None)
     return Tariff((*periods, fallback), _loading(margin))
 
 
-def read_bundled_table() -> "list[Seller]":
+class Seller:
+    """A seller of a price table, which finds its models as the library does: the first whose clause matches counts.
+
+    The library compares a name with every model. Most clauses say what a name equals, begins or ends with, so here
+    these texts lead to the few models that can match.
+    """
+
+    def __init__(self, listed: "types.Provider") -> None:
+        self.id, self.name = listed.id, listed.name
+        self.api_pattern, self.model_match = listed.api_pattern, listed.model_match
+        self.models = listed.models
+        self._fallbacks = listed.fallback_model_providers or ()
+        self._tariffs: dict[tuple[int, Decimal], Tariff | None] = {}
+
+    def find_model(self, spelling: str, all_sellers: "Sequence[Seller]") -> "tuple[Seller, ModelInfo] | None":
+        """Find a model here, or at the sellers whose models this one sells, with the seller that lists it."""
+        name = spelling.lower()
+        # The library tries a date as `-2026-08-07`, too; a rule of our own would differ from it.
+        dated_name = import_module("genai_prices.types")._normalize_compact_dated_ref(name)  # noqa: SLF001
+        return self._find_named(name, all_sellers) or (
+            None if dated_name == name else self._find_named(dated_name, all_sellers)
+        )
+
+    def _find_named(self, name: str, all_sellers: "Sequence[Seller]") -> "tuple[Seller, ModelInfo] | None":
+        fallbacks = (next((each for each in all_sellers if each.id == seller), None) for seller in self._fallbacks)
+        for seller in (self, *filter(None, fallbacks)):
+            if (model := seller.find_own(name)) is not None:
+                return seller, model
+        return None
+
+    def find_own(self, name: str) -> "ModelInfo | None":
+        """Find the first of this seller's own models that a name in lower case matches."""
+        index = self._index
+        lowered_name = name.lower()  # As the clauses lower it: lowering twice is not always lowering once.
+        texts = (
+            ("equals", lowered_name),
+            *(("starts_with", lowered_name[:size]) for size in index.start_sizes),
+            *(("ends_with", lowered_name[-size:]) for size in index.end_sizes),
+        )
+        positions = sorted({*index.unbounded, *(each for text in texts for each in index.positions.get(text, ()))})
+        return next((self.models[each] for each in positions if self.models[each].is_match(name)), None)
+
+    @cached_property
+    def _index(self) -> "_ModelIndex":
+        positions: dict[tuple[str, str], list[int]] = {}
+        unbounded: list[int] = []
+        for position, model in enumerate(self.models):
+            bounds = find_bounds(model.match)
+            if bounds is None:
+                unbounded.append(position)
+            for bound in bounds or ():
+                positions.setdefault(bound, []).append(position)
+        start_sizes, end_sizes = (
+            frozenset(len(text) for kind, text in positions if kind == wanted_kind and text)
+            for wanted_kind in ("starts_with", "ends_with")
+        )
+        return _ModelIndex(positions, start_sizes, end_sizes, tuple(unbounded))
+
+    @property
+    def max_comparisons(self) -> int:
+        """Count the models with which a name is compared at most."""
+        counts: dict[tuple[str, int], int] = {}
+        for (kind, text), positions in self._index.positions.items():
+            key = (kind, 0 if kind == "equals" else len(text))
+            counts[key] = max(counts.get(key, 0), len(positions))
+        return len(self._index.unbounded) + sum(counts.values())
+
+    def get_tariff(self, model: "ModelInfo", margin: Decimal) -> Tariff | None:
+        """Compile the prices of a model of this seller once; None if it lacks a rate for input or output."""
+        key = (id(model), margin)
+        if key not in self._tariffs:
+            # All of Google's own models take audio, and code that they run is billed as tokens.
+            self._tariffs[key] = compile_listed_price(model, margin, of_google=self.id == "google")
+        return self._tariffs[key]
+
+
+class _ModelIndex(NamedTuple):
+    """Positions of models by a kind of clause and its text, and of those that must be compared with every name."""
+
+    positions: Mapping[tuple[str, str], Sequence[int]]
+    start_sizes: frozenset[int]
+    end_sizes: frozenset[int]
+    unbounded: tuple[int, ...]
+
+
+def find_bounds(clause: Any) -> set[tuple[str, str]] | None:
+    """Find texts of which every name that a clause matches equals, begins or ends with one; None if it has none."""
+    for kind in ("equals", "starts_with", "ends_with"):
+        if text := getattr(clause, kind, ""):
+            return {(kind, text.lower())}
+    alternatives = getattr(clause, "or_", None)
+    if alternatives is not None:
+        parts = [find_bounds(each) for each in alternatives]
+        return None if None in parts else {bound for part in parts if part is not None for bound in part}
+    conditions = (find_bounds(each) for each in getattr(clause, "and_", ()))
+    return next((bounds for bounds in conditions if bounds is not None), None)
+
+
+@cache
+def read_bundled_table() -> list[Seller]:
     """Import the bundled table by name: a type checker would infer its 1.5 MB for minutes."""
-    return import_module("genai_prices.data").providers
+    return [Seller(listed) for listed in import_module("genai_prices.data").providers]
 
 
 def find_listed_tariff(
-    providers: "list[Seller]", model: ModelName, base_url: str | None, margin: Decimal
+    providers: Sequence[Seller], model: ModelName, base_url: str | None, margin: Decimal
 ) -> Tariff | Unpriced:
     """Find the prices of a model in one table."""
     seller = find_seller(providers, model.provider, base_url)
     entries = _entries(providers, seller, model)
     if not entries:
         return Unpriced(model, _explain_unlisted(model, base_url, None if seller is None else seller.name))
-    # All of Google's own models take audio, and code that they run is billed as tokens.
-    google_entries = {id(entry) for each in providers if each.id == "google" for entry in each.models}
-    tariffs = (compile_listed_price(entry, margin, of_google=id(entry) in google_entries) for entry in entries)
+    tariffs = (owner.get_tariff(entry, margin) for owner, entry in entries)
     priced_tariffs = [tariff for tariff in tariffs if tariff is not None]
     if not priced_tariffs:
-        return Unpriced(model, f"the bundled price table lists {entries[0].id} without token prices")
+        return Unpriced(model, f"the bundled price table lists {entries[0][1].id} without token prices")
     return max(priced_tariffs, key=lambda tariff: tariff.bound(_COMPARED, _COMPARED, _LAST))
 
 
@@ -414,7 +513,7 @@ def _explain_unlisted(model: ModelName, base_url: str | None, seller: str | None
 def find_listed_window(model: ModelName, base_url: str | None = None) -> int | None:
     providers = read_bundled_table()
     entries = _entries(providers, find_seller(providers, model.provider, base_url), model)
-    return min((entry.context_window for entry in entries if entry.context_window), default=None)
+    return min((entry.context_window for _, entry in entries if entry.context_window), default=None)
 
 
 def list_model_names(provider: str, stated_prices: Mapping[str, Price] = MappingProxyType({})) -> list[str]:
@@ -427,7 +526,7 @@ def list_model_names(provider: str, stated_prices: Mapping[str, Price] = Mapping
     return list(dict.fromkeys((*stated_names, *listed_names)))
 
 
-def find_seller(providers: Sequence["Seller"], name: str, base_url: str | None) -> "Seller | None":
+def find_seller(providers: Sequence[Seller], name: str, base_url: str | None) -> Seller | None:
     """Find the seller that bills a request: by the address, or without one by the name.
 
     Names must match exactly. The library's own lookup takes `my-openai-proxy` for OpenAI.
@@ -438,7 +537,7 @@ def find_seller(providers: Sequence["Seller"], name: str, base_url: str | None) 
     return next((seller for seller in (*matching, *providers) if re.match(seller.api_pattern, base_url)), None)
 
 
-def _entries(providers: "list[Seller]", seller: "Seller | None", model: ModelName) -> "list[ModelInfo]":
+def _entries(providers: Sequence[Seller], seller: Seller | None, model: ModelName) -> "list[tuple[Seller, ModelInfo]]":
     """Find a model in the table: at its seller, or else at every seller that its name can refer to."""
     if seller is not None:
         return _find_models(providers, [seller], model.model)
@@ -449,8 +548,10 @@ def _entries(providers: "list[Seller]", seller: "Seller | None", model: ModelNam
     return []
 
 
-def _find_models(providers: "list[Seller]", sellers: "Sequence[Seller]", spelling: str) -> "list[ModelInfo]":
-    entries = (seller.find_model(spelling, all_providers=providers) for seller in sellers)
+def _find_models(
+    providers: Sequence[Seller], sellers: Sequence[Seller], spelling: str
+) -> "list[tuple[Seller, ModelInfo]]":
+    entries = (seller.find_model(spelling, providers) for seller in sellers)
     return [entry for entry in entries if entry is not None]
 
 
@@ -574,7 +675,7 @@ def _scale_figure(figure: Decimal) -> int:
     return -(-numerator * SCALE // denominator)
 
 
-def make_period(tiers: Sequence[Tier], since: int = _ALWAYS, daily: tuple[int, int] | None = None) -> PricePeriod:
+def make_period(tiers: Sequence[Tier], since: int = ALWAYS, daily: tuple[int, int] | None = None) -> PricePeriod:
     ceilings = accumulate((_flat(tier) for tier in tiers), _dearer_tier)
     return PricePeriod(tuple(reversed(tiers)), tuple(reversed(tuple(ceilings))), since, daily)
 
