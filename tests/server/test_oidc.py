@@ -29,14 +29,7 @@ from halter.server.server import ServerExtras, serve_web
 from halter.server.sign_on import GroupRoles
 from halter.tools.http import make_tls_context
 from tests.server.conftest import QUICK, GroundClock, make_office
-from tests.server.provider import (
-    CLIENT,
-    SECRET,
-    Provider,
-    signed_by_another,
-    signed_with_the_public_key,
-    unsigned,
-)
+from tests.server.provider import CLIENT, SECRET, Provider, signed_by_another, signed_with_the_public_key, unsigned
 from tests.story.test_desk import Office
 
 

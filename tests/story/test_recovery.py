@@ -15,7 +15,8 @@ from halter.core.tools import EffectStatus, Invalid, Output, Permit, ToolSpec, V
 from halter.guard.approvals import list_pending_decisions
 from halter.guard.halts import halt
 from halter.guard.judge import CallRequest
-from halter.guard.tool_door import Answer, ApprovalRequired, CallInDoubt, Recovery, ToolDoor, ToolExecution
+from halter.guard.recovery import CallInDoubt, Recovery
+from halter.guard.tool_door import Answer, ApprovalRequired, ToolDoor, ToolExecution
 from halter.state import lifecycle
 from halter.state.session import replay
 from halter.testing.world import World

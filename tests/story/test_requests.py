@@ -27,7 +27,8 @@ from halter.guard.halts import BudgetBusy, halt, resume
 from halter.guard.ledger import Ledger, change_cap
 from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelDoor, ModelRequest, RefusedRequest
 from halter.guard.prepare import SessionContext
-from halter.guard.tool_door import CallInDoubt, Recovery, ToolDoor
+from halter.guard.recovery import CallInDoubt, Recovery
+from halter.guard.tool_door import ToolDoor
 from halter.models.providers import Prices, Tariff, compile_stated_price
 from halter.models.scripted import Scripted, ScriptedFailure, ScriptLine, say
 from halter.state import lifecycle

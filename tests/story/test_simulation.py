@@ -21,7 +21,7 @@ from halter.core.usage import ModelName, Price, Usage
 from halter.guard.halts import halt
 from halter.guard.model_door import ModelDoor
 from halter.guard.prepare import Call, PreparedCall, SessionContext, prepare_call
-from halter.guard.tool_door import SIMULATION_LABEL, NotSimulated, Simulated, Simulator
+from halter.guard.simulation import SIMULATION_LABEL, NotSimulated, Simulated, Simulator
 from halter.models.providers import Prices
 from halter.models.scripted import Scripted, ScriptedFailure, ScriptLine, say
 from halter.state import lifecycle

@@ -14,13 +14,7 @@ from halter.core.agent_spec import SkillScript
 from halter.core.errors import ConfigError
 from halter.core.folders import NO_PROTECTED_PATHS
 from halter.core.tools import Failed, Permit, Tool, Valid
-from halter.runtime.assemble import (
-    AssembledAgent,
-    assemble_agent,
-    open_trust,
-    read_trusted_servers,
-    require_trusted,
-)
+from halter.runtime.assemble import AssembledAgent, assemble_agent, open_trust, read_trusted_servers, require_trusted
 from halter.runtime.runtime import open_runtime
 from halter.settings import Settings, read_settings
 from halter.tools.function_tool import FunctionTool

@@ -5,13 +5,7 @@ from hypothesis import strategies as st
 
 from halter.core.clock import DAY
 from halter.core.money import ZERO_USD, micros_to_usd
-from halter.operations.report import (
-    MAX_REPORT_MESSAGE,
-    REPORT_TRUNCATED,
-    AgentReport,
-    Report,
-    render_report_message,
-)
+from halter.operations.report import MAX_REPORT_MESSAGE, REPORT_TRUNCATED, AgentReport, Report, render_report_message
 from halter.runtime.needs import CapLine
 
 

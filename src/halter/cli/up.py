@@ -20,12 +20,7 @@ from halter.cli.command import (
     run_with_app,
 )
 from halter.cli.exit_codes import EXIT_UNUSABLE, EXIT_USAGE
-from halter.cli.output import (
-    answer_json,
-    print_sentence,
-    render_sentence,
-    warn,
-)
+from halter.cli.output import answer_json, print_sentence, render_sentence, warn
 from halter.cli.terminal import Printer
 from halter.core.clock import Clock
 from halter.core.errors import ConfigError

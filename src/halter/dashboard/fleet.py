@@ -58,13 +58,7 @@ from halter.operations.decisions import waiting
 from halter.operations.fleet import WorkerView
 from halter.operations.queries import AgentLine
 from halter.present.events import format_relative_moment
-from halter.present.report import (
-    HEALTH_MOODS,
-    NO_WORKERS,
-    describe_load,
-    describe_worker_condition,
-    name_worker,
-)
+from halter.present.report import HEALTH_MOODS, NO_WORKERS, describe_load, describe_worker_condition, name_worker
 from halter.runtime.forecast import TriggerPlan
 
 WORKER_COLUMNS = ("process", "health", "awake", "agents", "last heartbeat", "since", "version")

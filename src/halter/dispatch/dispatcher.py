@@ -23,18 +23,7 @@ from halter.core.clock import SECOND, Clock, read_monotonic
 from halter.core.errors import LeaseLost
 from halter.core.events import AttendingFailed, SessionParked
 from halter.core.ids import SessionId, WorkerId
-from halter.core.ports import (
-    ALL_STREAMS,
-    AgentConcurrency,
-    Change,
-    Draft,
-    Lease,
-    Query,
-    Rows,
-    Store,
-    Ticket,
-    Write,
-)
+from halter.core.ports import ALL_STREAMS, AgentConcurrency, Change, Draft, Lease, Query, Rows, Store, Ticket, Write
 from halter.core.rows import SessionRow, WorkerRow
 from halter.core.text import clean, shorten
 from halter.dispatch.heartbeat import (

@@ -11,13 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from mcp.shared.exceptions import MCPError
-from mcp_types import (
-    INTERNAL_ERROR,
-    INVALID_PARAMS,
-    MISSING_REQUIRED_CLIENT_CAPABILITY,
-    InputResponses,
-    RequestParams,
-)
+from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, MISSING_REQUIRED_CLIENT_CAPABILITY, InputResponses, RequestParams
 from pydantic import Field
 
 from halter.core.clock import SECOND

@@ -13,7 +13,9 @@ from halter.guard.halts import Departures, EffectStopped, HaltWatch
 from halter.guard.ledger import Ledger
 from halter.guard.model_door import ModelDoor, PromptLog, StreamMask
 from halter.guard.prepare import SessionContext
-from halter.guard.tool_door import Answer, ApprovalRequired, CallInDoubt, Recovery, Simulator, ToolDoor
+from halter.guard.recovery import CallInDoubt, Recovery
+from halter.guard.simulation import Simulator
+from halter.guard.tool_door import Answer, ApprovalRequired, ToolDoor
 from halter.redaction.redact import Redact
 from halter.redaction.secrets import Secrets
 from halter.state.session import InFlight

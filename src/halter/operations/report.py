@@ -13,14 +13,7 @@ from halter.core.ids import OUTBOX
 from halter.core.money import ZERO_USD, Usd, format_share, format_usd, micros_to_usd
 from halter.core.ports import Draft, NotificationContent, Query, Store, Write
 from halter.core.project import rows_of_event
-from halter.core.rows import (
-    DecisionRow,
-    FindingRow,
-    HaltRow,
-    ItemRow,
-    NotificationRow,
-    SessionRow,
-)
+from halter.core.rows import DecisionRow, FindingRow, HaltRow, ItemRow, NotificationRow, SessionRow
 from halter.core.text import clean, describe_need_count, shorten
 from halter.present.events import describe_review
 from halter.runtime.needs import CapLine, NeedRows, list_caps, list_needs, read_need_rows

@@ -55,21 +55,10 @@ from halter.external.session import SessionHost
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import RateLimited, halt
 from halter.guard.ledger import Ledger
-from halter.guard.model_door import (
-    FailedRequest,
-    ModelRequest,
-    RefusedRequest,
-    RequestOutcome,
-    RequestRecord,
-)
+from halter.guard.model_door import FailedRequest, ModelRequest, RefusedRequest, RequestOutcome, RequestRecord
 from halter.loop.session_runtime import cancel_and_wait
 from halter.models.price_tables import make_prices
-from halter.models.providers import (
-    Prices,
-    find_endpoint,
-    find_listed_window,
-    list_model_names,
-)
+from halter.models.providers import Prices, find_endpoint, find_listed_window, list_model_names
 from halter.models.wire import uses_new_limit
 from halter.proxy.body_reader import BodyRead, BodyReader, BodyTooLarge, ReadRequest
 from halter.proxy.keys import DEFAULT_MAX_BODY_MB, KeyRing, VirtualKey, find_client_key

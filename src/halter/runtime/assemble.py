@@ -43,14 +43,7 @@ from halter.config.roots import (
     list_agents_above,
     list_other_definitions,
 )
-from halter.config.trust import (
-    AgentCode,
-    TrustFile,
-    digest_contents,
-    find_data_load,
-    list_data_places,
-    resolve_digests,
-)
+from halter.config.trust import AgentCode, TrustFile, digest_contents, find_data_load, list_data_places, resolve_digests
 from halter.config.yaml_reader import KeyPath
 from halter.core.agent_spec import VERBS, Pacing, Playbook, Skill, Step, SubAgent, Tasks
 from halter.core.clock import DAY

@@ -18,13 +18,7 @@ from halter.autonomy.signals import Score, ScoringFailure, Signals
 from halter.config.resolve import narrow_policy
 from halter.config.sections import compile_gate, compile_signals
 from halter.core import tools
-from halter.core.agent_spec import (
-    AnyTrigger,
-    SensorSpec,
-    Signal,
-    Watch,
-    inherit_trigger_caps,
-)
+from halter.core.agent_spec import AnyTrigger, SensorSpec, Signal, Watch, inherit_trigger_caps
 from halter.core.clock import SECOND, Clock
 from halter.core.events import CallSettled, RequestSettled, SessionStarted
 from halter.core.ids import Digest, session_stream

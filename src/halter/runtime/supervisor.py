@@ -32,15 +32,7 @@ from halter.core.events import WakePosted
 from halter.core.ids import FLEET, SessionId, make_worker_id
 from halter.core.messages import Model
 from halter.core.ports import ALL_STREAMS, Change, Lease, Query
-from halter.core.rows import (
-    NO_OWNER,
-    AgentRow,
-    OutageRow,
-    SessionRow,
-    TriggerRow,
-    WorkerRow,
-    explain_newer_format,
-)
+from halter.core.rows import NO_OWNER, AgentRow, OutageRow, SessionRow, TriggerRow, WorkerRow, explain_newer_format
 from halter.core.text import clean, shorten
 from halter.core.vocabulary import ProviderTrouble
 from halter.dispatch.dispatcher import RunningSessions

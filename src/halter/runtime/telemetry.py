@@ -48,15 +48,7 @@ from halter.loop.session_runtime import cancel_and_wait, raise_if_cancelled
 from halter.runtime.budgets import read_current_budgets
 from halter.runtime.feed import CommitObserver, Follower, read_stream_heads, watch_growth
 from halter.runtime.runtime import Runtime
-from halter.state.trace import (
-    Span,
-    SpanReference,
-    Trace,
-    advance_trace,
-    begin_trace,
-    find_waker,
-    join_parent,
-)
+from halter.state.trace import Span, SpanReference, Trace, advance_trace, begin_trace, find_waker, join_parent
 from halter_agents import VERSION
 
 if TYPE_CHECKING:

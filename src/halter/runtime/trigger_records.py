@@ -2,13 +2,7 @@
 
 import msgspec
 
-from halter.core.agent_spec import (
-    AnyTrigger,
-    Schedule,
-    TriggerType,
-    Watch,
-    Webhook,
-)
+from halter.core.agent_spec import AnyTrigger, Schedule, TriggerType, Watch, Webhook
 from halter.core.ids import trigger_stream
 from halter.core.ports import Query, Store, read_body
 from halter.core.rows import TriggerRow

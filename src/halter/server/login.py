@@ -24,12 +24,7 @@ from halter.server.auth import (
     find_cookies,
     find_token,
 )
-from halter.server.middleware import (
-    TOO_MANY_REQUESTS,
-    AuthState,
-    ClientOrigin,
-    locate_scope,
-)
+from halter.server.middleware import TOO_MANY_REQUESTS, AuthState, ClientOrigin, locate_scope
 from halter.server.oidc import PENDING_LOGIN_LIFETIME, OidcSignOn
 from halter.server.responses import HIDDEN_ROUTE
 from halter.server.sign_on import SignOnLog

@@ -38,12 +38,7 @@ from halter.server.auth import (
 )
 from halter.server.listener import require_server, serve_asgi
 from halter.server.login import add_login
-from halter.server.middleware import (
-    WHO_KEY,
-    AuthState,
-    ServerLimits,
-    ServerMiddleware,
-)
+from halter.server.middleware import WHO_KEY, AuthState, ServerLimits, ServerMiddleware
 from halter.server.oidc import OidcSignOn
 from halter.server.responses import HIDDEN_ROUTE, Feed, Site
 from halter.server.sign_on import SignOnLog

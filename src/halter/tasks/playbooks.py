@@ -23,7 +23,8 @@ from halter.core.tools import Failed
 from halter.core.vocabulary import State, TerminalReason
 from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
 from halter.guard.prepare import Call
-from halter.guard.tool_door import NOT_DONE_BEFORE_CRASH, Answer
+from halter.guard.recovery import NOT_DONE_BEFORE_CRASH
+from halter.guard.tool_door import Answer
 from halter.loop.session_runtime import SessionRuntime
 from halter.tasks.task_tools import READS_ANYONE, Verb
 

@@ -13,16 +13,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
-from halter.core.messages import (
-    Message,
-    Prompt,
-    Reply,
-    Text,
-    TextListener,
-    ToolCall,
-    ToolResult,
-    bound_prompt_tokens,
-)
+from halter.core.messages import Message, Prompt, Reply, Text, TextListener, ToolCall, ToolResult, bound_prompt_tokens
 from halter.core.renamed import RenamedAttribute
 from halter.core.tools import Permit, ToolSpec
 from halter.models.scripted import SCRIPTED

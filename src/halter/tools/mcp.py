@@ -72,9 +72,7 @@ from halter.tools.process import MAX_OUTPUT, truncate_middle
 
 if TYPE_CHECKING:
     from mcp import ClientSession
-    from mcp_types import (
-        CallToolResult,
-    )
+    from mcp_types import CallToolResult
 
 MAX_SENTENCES: Final = 20
 """Number of omitted tools whose reason is given; the others are counted."""
