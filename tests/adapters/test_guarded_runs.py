@@ -78,7 +78,7 @@ async def test_the_guard_is_closed_after_the_last_run_also_if_one_is_cancelled_t
 
 
 def test_an_interrupt_between_the_last_item_and_the_end_ends_the_iteration() -> None:
-    """The iterating thread has taken the end from the queue, and waits for the task, when Ctrl-C comes."""
+    """The iterating thread has the last item, and waits for the end, when Ctrl-C comes."""
     main_thread, is_interrupted = threading.get_ident(), threading.Event()
 
     def interrupt(*_: object) -> None:
@@ -87,7 +87,7 @@ def test_an_interrupt_between_the_last_item_and_the_end_ends_the_iteration() -> 
 
     def interrupt_iteration() -> None:
         names: list[str] = []
-        while "result" not in names:
+        while "stream" not in names:
             frame = sys._current_frames()[main_thread]  # noqa: SLF001  The function's documented name.
             names = [entry.name for entry in traceback.extract_stack(frame)]
         signal.pthread_kill(main_thread, signal.SIGINT)

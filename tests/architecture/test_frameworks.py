@@ -6,7 +6,7 @@ from pathlib import Path
 from scripts.frameworks import FRAMEWORKS, TESTS, find_conflict
 
 ROOT = Path(__file__).parents[2]
-SHARED = {"__init__", "attachments", "guard_thread", "guarded_runs"}
+SHARED = {"__init__", "attachments", "guarded_runs"}
 """The modules that all adapters use."""
 OF_THE_GUARD = {"sdk_clients"}
 """What `Guard.model` guards: no adapter, but tried beside its libraries."""

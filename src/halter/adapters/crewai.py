@@ -21,8 +21,8 @@ apps, remote agents, provider-side tools and agents of another class are rejecte
 import asyncio
 import copy
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
+from contextlib import aclosing, suppress
 from contextvars import copy_context
 from functools import cache, partial
 from hashlib import sha256
@@ -37,12 +37,12 @@ from crewai.types.streaming import CrewStreamingOutput
 from crewai.utilities.llm_utils import create_llm
 
 from halter.adapters.attachments import OutputLimit, ask_model
-from halter.adapters.guard_thread import GuardThread, WorkInLoop
 from halter.adapters.guarded_runs import (
     NO_TOOLS,
     ExternalToolOptions,
     GuardedRuns,
     ReportedEffect,
+    RunsInThread,
     read_usage,
     reject_unseen,
 )
@@ -51,6 +51,7 @@ from halter.core.tools import ToolSpec
 from halter.core.usage import Usage
 from halter.external.effects import Act, EffectRefused, ModelResult
 from halter.external.guard import Guard, GuardedSession
+from halter.external.loop_thread import Emit, WorkInLoop
 from halter.loop.session_runtime import cancel_and_wait
 from halter.tools.function_tool import canonical_json
 
@@ -80,7 +81,6 @@ def guard(
     return GuardedCrew(crew, lambda: GuardedRuns(guard, tools), max_output_tokens, frozenset(allow_native))
 
 
-Emit = Callable[[Any], None]
 Start = Callable[["_CrewRun", Emit], "asyncio.Future[Any]"]
 """Starts a kickoff from the guard's loop, with a function for the chunks of its stream."""
 
@@ -101,7 +101,7 @@ class GuardedCrew:
         allow_native: frozenset[str],
     ) -> None:
         self._crew = crew
-        self._guard = GuardThread(make_runs)
+        self._guard = RunsInThread(make_runs)
         self._max_output_tokens = max_output_tokens
         self._allow_native = allow_native
 
@@ -110,8 +110,8 @@ class GuardedCrew:
         start = self._start_in_thread(inputs)
         if self._crew.stream:
             return self._stream(start, conversation)
-        with self._guard.open() as (loop, runs):
-            return WorkInLoop(loop, self._run(runs, start, conversation, _ignore)).wait()
+        with self._guard.open() as (thread, runs):
+            return thread.run(self._run(runs, start, conversation, _ignore))
 
     async def kickoff_async(self, inputs: dict[str, Any] | None = None, *, conversation: str = "") -> Any:
         """Run as `Crew.kickoff_async` does: in a thread, while the caller's loop continues."""
@@ -124,23 +124,28 @@ class GuardedCrew:
     async def _finish(self, start: Start, conversation: str) -> Any:
         if self._crew.stream:
             return self._stream_async(start, conversation)
-        with self._guard.open() as (loop, runs):
-            return await WorkInLoop(loop, self._run(runs, start, conversation, _ignore)).wait_async()
+        with self._guard.open() as (thread, runs):
+            return await thread.start(self._run(runs, start, conversation, _ignore)).wait_async()
 
     def _stream(self, start: Start, conversation: str) -> CrewStreamingOutput:
         def iterate() -> Iterator[Any]:
-            result = yield from self._guard.stream(lambda runs, emit: self._run(runs, start, conversation, emit))
+            with self._guard.open() as (thread, runs):
+                result = yield from thread.stream(partial(self._run, runs, start, conversation))
             output._set_result(result)  # noqa: SLF001 CrewAI has no public name for it.
 
         output = CrewStreamingOutput(sync_iterator=iterate())
         return output
 
     def _stream_async(self, start: Start, conversation: str) -> CrewStreamingOutput:
-        def make_work(runs: GuardedRuns, emit: Emit) -> Coroutine[Any, Any, Any]:
-            return self._run(runs, start, conversation, emit)
+        async def iterate() -> AsyncGenerator[Any]:
+            with self._guard.open() as (thread, runs):
+                work = partial(self._run, runs, start, conversation)
+                async with aclosing(thread.stream_async(work, output._set_result)) as items:  # noqa: SLF001 As above.
+                    async for item in items:
+                        yield item
 
         output = CrewStreamingOutput()
-        output._async_iterator = self._guard.stream_async(make_work, output._set_result)  # noqa: SLF001 As above.
+        output._async_iterator = iterate()  # noqa: SLF001 As above.
         return output
 
     def _start_in_thread(self, inputs: dict[str, Any] | None) -> Start:
@@ -261,7 +266,7 @@ class _CrewRun:
         self._call_counts[digest] += 1
         return await self.session.act(spec, values, act, name=f"{digest}.{self._call_counts[digest]}", wait=True)
 
-    def _start(self, work: Coroutine[Any, Any, Any]) -> "WorkInLoop":
+    def _start(self, work: Coroutine[Any, Any, Any]) -> WorkInLoop[Any]:
         if self._is_closed:
             work.close()
             raise HookAborted("The run has ended.", "halter")

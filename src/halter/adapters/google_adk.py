@@ -17,10 +17,10 @@ class: they are rejected, unless their name is in `allow_native`.
 # pyright: basic, reportMissingImports=false
 
 import copy
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -39,11 +39,11 @@ from google.adk.workflow import BaseNode
 from google.genai.types import Tool
 
 from halter.adapters.attachments import OutputLimit, ask_model
-from halter.adapters.guard_thread import GuardThread
 from halter.adapters.guarded_runs import (
     NO_TOOLS,
     ExternalToolOptions,
     GuardedRuns,
+    RunsInThread,
     read_usage,
     reject_unseen,
     stream_from,
@@ -52,6 +52,7 @@ from halter.core.errors import ConfigError
 from halter.core.usage import Usage
 from halter.external.effects import DecisionPending, EffectRefused, ModelResult
 from halter.external.guard import Guard, GuardedSession
+from halter.external.loop_thread import Emit
 
 ATTEMPT: Final = "halter_attempt:"
 """The prefix of keys in a session's state that count the attempts of a call whose own tool asked for something."""
@@ -79,7 +80,7 @@ def guard(
     guarded_runner = copy.copy(runner)
     guarded_runner.agent = _guard_agent(runner.agent)
     guarded_runner.app = runner.app.model_copy(update={"root_agent": guarded_runner.agent})
-    return GuardedAdkRunner(guarded_runner, terms, GuardThread(make_runs))
+    return GuardedAdkRunner(guarded_runner, terms, RunsInThread(make_runs))
 
 
 class _AdkTerms(msgspec.Struct, frozen=True):
@@ -119,7 +120,7 @@ def _find_run() -> _AdkRun:
 class GuardedAdkRunner:
     """A runner of agents under the guard."""
 
-    def __init__(self, runner: Runner, terms: _AdkTerms, thread: GuardThread) -> None:
+    def __init__(self, runner: Runner, terms: _AdkTerms, thread: RunsInThread) -> None:
         self._runner = runner
         self._terms = terms
         self._thread = thread
@@ -134,7 +135,7 @@ class GuardedAdkRunner:
         """Run as `Runner.run_async` does. A run of the same ADK session continues one that ended for a decision."""
         options |= {"user_id": user_id, "session_id": session_id, "new_message": new_message}
 
-        async def work(emit: Callable[[Any], None]) -> None:
+        async def work(emit: Emit) -> None:
             await self._run(self._terms, options, emit)
 
         async with aclosing(stream_from(work)) as events:
@@ -145,12 +146,10 @@ class GuardedAdkRunner:
         """Run as `Runner.run` does, in a program without an event loop. Several threads may call it concurrently."""
         options |= {"user_id": user_id, "session_id": session_id, "new_message": new_message}
 
-        def make_work(runs: GuardedRuns, emit: Callable[[Any], None]) -> Coroutine[Any, Any, None]:
-            return self._run(msgspec.structs.replace(self._terms, runs=runs), options, emit)
+        with self._thread.open() as (thread, runs):
+            yield from thread.stream(partial(self._run, msgspec.structs.replace(self._terms, runs=runs), options))
 
-        yield from self._thread.stream(make_work)
-
-    async def _run(self, terms: _AdkTerms, options: dict[str, Any], emit: Callable[[Any], None]) -> None:
+    async def _run(self, terms: _AdkTerms, options: dict[str, Any], emit: Emit) -> None:
         key_parts = (self._runner.app_name, options["user_id"], options["session_id"])
         conversation = "google-adk." + ":".join(quote(each, safe="") for each in key_parts)
         async with terms.runs.session(_text_of(options["new_message"]), conversation) as session:

@@ -3,8 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
-from queue import SimpleQueue
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, TypedDict, TypeVar, cast
 
 import msgspec
@@ -14,7 +13,7 @@ from halter.core.money import usd_to_micros
 from halter.core.tools import Effect, Level, ToolSpec
 from halter.core.usage import Usage
 from halter.external.guard import Guard, GuardedSession, SessionAlreadyEnded
-from halter.external.loop_thread import LoopThread
+from halter.external.loop_thread import Emit, LoopThread
 from halter.guard.halts import run_shielded
 from halter.loop.session_runtime import cancel_and_wait
 
@@ -70,28 +69,15 @@ async def stream_from(work: Callable[[Callable[[T], None]], Awaitable[object]]) 
 
 def iterate_in_thread(make_items: Callable[[], AsyncGenerator[T]]) -> Generator[T]:
     """Iterate over async items from a program that is not async: one task in a thread of its own makes all of them."""
-    thread, items, has_ended = LoopThread(), SimpleQueue[tuple[T] | None](), threading.Event()
+    thread = LoopThread()
 
-    async def pump() -> None:
-        try:
-            async with aclosing(make_items()) as made_items:
-                async for item in made_items:
-                    items.put((item,))
-        finally:
-            has_ended.set()
-            items.put(None)
+    async def pump(emit: Emit) -> None:
+        async with aclosing(make_items()) as items:
+            async for item in items:
+                emit(item)
 
     try:
-        future = thread.start(pump())
-        try:
-            while (entry := items.get()) is not None:
-                yield entry[0]
-            future.result()
-        except BaseException:
-            # The caller reads no further, perhaps since the last item: the run ends first.
-            if future.cancel():
-                has_ended.wait()
-            raise
+        yield from thread.stream(pump)
     finally:
         thread.close()
 
@@ -242,3 +228,30 @@ class GuardedRuns:
                 cost=usd_to_micros(terms.get("cost", 0)),
             )
         return tool_spec
+
+
+class RunsInThread:
+    """Guarded runs in an event loop of their own thread, for frameworks that run agents in threads or block their loop.
+
+    Runs of several threads share it, while any of them is in progress.
+    """
+
+    def __init__(self, make_runs: Callable[[], GuardedRuns]) -> None:
+        self._make_runs = make_runs
+        self._lock = threading.Lock()
+        self._user_count = 0
+        self._shared: tuple[LoopThread, GuardedRuns] | None = None
+
+    @contextmanager
+    def open(self) -> Generator[tuple[LoopThread, GuardedRuns]]:
+        with self._lock:
+            shared = self._shared = self._shared or (LoopThread(), self._make_runs())
+            self._user_count += 1
+        try:
+            yield shared
+        finally:
+            with self._lock:
+                self._user_count -= 1
+                if not self._user_count:
+                    self._shared = None
+                    shared[0].close()

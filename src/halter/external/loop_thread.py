@@ -2,38 +2,126 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine
-from concurrent.futures import Future
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from concurrent import futures
+from contextlib import suppress
+from contextvars import Context
+from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Final, Generic, Protocol, Self, TypeVar
 
 from halter.core.errors import ConfigError
 
 T = TypeVar("T")
 
+Emit = Callable[[Any], None]
+"""Passes on one item of a stream."""
+
+_END: Final = object()
+"""Follows the last item of a stream."""
+
+
+class WorkInLoop(Generic[T]):
+    """Work in an event loop of another thread. A caller that is interrupted cancels it, and waits for its end."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], context: Context | None = None
+    ) -> None:
+        self._loop = loop
+        self._task: asyncio.Task[T] | None = None
+        self.outcome: futures.Future[T] = futures.Future()
+        loop.call_soon_threadsafe(self._start, work, context=context)
+
+    def wait(self) -> T:
+        """Wait in a thread without a loop."""
+        try:
+            return self.outcome.result()
+        except BaseException:
+            self.stop()
+            raise
+
+    async def wait_async(self) -> T:
+        try:
+            return await asyncio.shield(asyncio.wrap_future(self.outcome))
+        except BaseException:
+            await self.stop_async()
+            raise
+
+    def stop(self) -> None:
+        self._cancel()
+        futures.wait([self.outcome])
+
+    async def stop_async(self) -> None:
+        self._cancel()
+        with suppress(Exception, asyncio.CancelledError):
+            await asyncio.shield(asyncio.wrap_future(self.outcome))
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> None:
+        self._task = self._loop.create_task(work)
+        self._task.add_done_callback(self._end)
+
+    def _cancel(self) -> None:
+        if not self.outcome.done():
+            self._loop.call_soon_threadsafe(lambda: self._task and self._task.cancel())
+
+    def _end(self, task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            self.outcome.cancel()
+            self.outcome.set_running_or_notify_cancel()  # For those who wait in threads.
+        elif error := task.exception():
+            self.outcome.set_exception(error)
+        else:
+            self.outcome.set_result(task.result())
+
 
 class LoopThread:
-    """An event loop in a separate thread, and the way to run coroutines on it."""
+    """An event loop in a separate thread, and the ways to run coroutines on it."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="halter guard", daemon=True)
         self._thread.start()
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and wait for its result. An interrupted wait cancels it."""
-        future = self.start(work)
-        try:
-            return future.result()
-        finally:
-            future.cancel()
-
-    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+    def start(self, work: Coroutine[Any, Any, T]) -> WorkInLoop[T]:
         """Start a coroutine on the loop."""
         if threading.current_thread() is self._thread:
             work.close()
             raise ConfigError("A blocking guard cannot be used inside its own tool. Use the async guard there.")
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        return WorkInLoop(self._loop, work)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop and wait for its result. An interrupted wait cancels it."""
+        return self.start(work).wait()
+
+    def stream(self, make_work: Callable[[Emit], Coroutine[Any, Any, T]]) -> Generator[Any, None, T]:
+        """Yield what the work emits, and return its result. If the caller stops reading, the work is cancelled."""
+        items: SimpleQueue[Any] = SimpleQueue()
+        work = self.start(make_work(items.put))
+        work.outcome.add_done_callback(lambda _: items.put(_END))
+        try:
+            while (item := items.get()) is not _END:
+                yield item
+        finally:
+            work.stop()
+        return work.wait()
+
+    async def stream_async(
+        self, make_work: Callable[[Emit], Coroutine[Any, Any, T]], on_result: Callable[[T], None]
+    ) -> AsyncGenerator[Any]:
+        """Yield what the work emits in the caller's own loop, and pass on its result, as `stream` does in a thread."""
+        own_loop, items = asyncio.get_running_loop(), asyncio.Queue[Any]()
+
+        def emit(item: Any) -> None:
+            own_loop.call_soon_threadsafe(items.put_nowait, item)
+
+        work = self.start(make_work(emit))
+        work.outcome.add_done_callback(lambda _: emit(_END))
+        try:
+            while (item := await items.get()) is not _END:
+                yield item
+        finally:
+            await work.stop_async()
+        on_result(await work.wait_async())
 
     def close(self) -> None:
         self.run(self._loop.shutdown_asyncgens())
