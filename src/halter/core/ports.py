@@ -446,3 +446,13 @@ class Sender(Protocol):
     async def send(self, notification: OutgoingNotification) -> None:
         """Send a notification, or raise DeliveryFailed. After a cancellation it may still have been sent."""
         ...
+
+
+async def load_body(store: Store, body: bytes | None, blob: Digest | None) -> bytes | None:
+    """Return the body of a row, from the row or from its blob; None if it was erased."""
+    if blob is None:
+        return body
+    try:
+        return await store.get(blob)
+    except KeyError:
+        return None

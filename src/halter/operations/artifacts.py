@@ -20,7 +20,7 @@ from halter.core.text import LAST_CHARACTER, decode_body
 from halter.guard import approvals
 from halter.operations.actor import MAX_NAMES_LISTED, Actor, Done, Limit, Name, Reason, fail_conflict, readable
 from halter.runtime.runtime import Runtime
-from halter.runtime.session_builder import FindingBodyRow
+from halter.runtime.session_verbs import FindingBodyRow
 
 MAX_ARTIFACTS: Final = 1000
 DEFAULT_ARTIFACT_LIMIT: Final = 50

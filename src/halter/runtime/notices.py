@@ -29,6 +29,7 @@ from halter.core.ports import (
     Sender,
     Store,
     Write,
+    load_body,
     parse_notification,
 )
 from halter.core.rows import NotificationRow, OutageRow
@@ -49,7 +50,6 @@ from halter.runtime.needs import (
     read_open_questions,
 )
 from halter.runtime.runtime import Runtime
-from halter.runtime.session_builder import load_body
 from halter.tasks.task_tools import (
     make_notification_key,
     name_by_parts,

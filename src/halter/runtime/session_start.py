@@ -53,14 +53,14 @@ from halter.runtime.needs import read_agent_health
 from halter.runtime.runtime import Runtime
 from halter.runtime.session_builder import (
     LiveSession,
-    TaskTools,
     build_live_session,
     build_session_context,
     find_autonomous_session,
-    find_session_origin,
     grant_phase_tools,
     read_accepted_context,
 )
+from halter.runtime.session_origin import find_session_origin
+from halter.runtime.session_verbs import TaskTools
 from halter.runtime.trigger_records import find_trigger_row, read_trigger_record
 from halter.state import lifecycle
 from halter.tasks.conversation import Conclusion, build_result

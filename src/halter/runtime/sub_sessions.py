@@ -32,7 +32,8 @@ from halter.loop.session_runtime import WaitListener, find_final_text, wait_for_
 from halter.loop.transcript_reader import number_calls, read_past
 from halter.runtime.agent_context import AgentContext, models_of
 from halter.runtime.assemble import assemble_agent
-from halter.runtime.session_builder import SessionOrigin, find_session_origin, list_action_limits
+from halter.runtime.session_builder import list_action_limits
+from halter.runtime.session_origin import SessionOrigin, find_session_origin
 from halter.runtime.session_start import (
     NewSession,
     attend_session,
