@@ -21,7 +21,8 @@ from halter.dispatch.heartbeat import renew_leases
 from halter.runtime.agent_context import AgentContext, models_of
 from halter.runtime.assemble import ProtectedPathsFactory, assemble_agent, list_protected_paths
 from halter.runtime.runtime import Runtime, open_runtime
-from halter.runtime.session_start import attend_session, begin_session
+from halter.runtime.session_runner import attend_session
+from halter.runtime.session_start import begin_session
 from halter.settings import Settings
 from halter_drills.drill import Drill, DrillResult, Setting, Workspace, own_store, result
 

@@ -11,10 +11,6 @@ MAX_FILES_OF_A_FOLDER = 25
 FRAMES = 11
 """From `Agent.run` to the commit of a guarded tool call."""
 FILES = 7
-KNOWN_CIRCLES = {
-    ("halter.runtime.session_builder", "halter.runtime.session_start", "halter.runtime.sub_sessions"),
-}
-"""Circles that are still to be opened. A new one is never added."""
 
 
 def test_no_folder_has_more_files_than_a_person_can_survey() -> None:
@@ -23,7 +19,7 @@ def test_no_folder_has_more_files_than_a_person_can_survey() -> None:
 
 
 def test_no_two_modules_import_each_other_wherever_the_import_stands() -> None:
-    assert set(list_circles(SOURCE)) == KNOWN_CIRCLES
+    assert not list_circles(SOURCE)
 
 
 def test_a_guarded_call_takes_few_hops_to_its_commit() -> None:

@@ -29,7 +29,8 @@ from halter.journal.open import open_store
 from halter.journal.verify import verify_store
 from halter.runtime.agent_context import AgentContext, models_of
 from halter.runtime.assemble import assemble_agent
-from halter.runtime.session_start import attend_session, begin_session, post_message, reopen_agent_session
+from halter.runtime.session_runner import attend_session
+from halter.runtime.session_start import begin_session, post_message, reopen_agent_session
 from halter.state import lifecycle
 from halter.testing.fakes import StoreProxy, Worker
 from halter.testing.world import World

@@ -19,7 +19,8 @@ from halter.core.rows import HoldRow, SessionRow
 from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.journal.rebuild import IntegrityFinding
 from halter.journal.verify import verify_store
-from halter.runtime.session_start import attend_session, post_message
+from halter.runtime.session_runner import attend_session
+from halter.runtime.session_start import post_message
 from halter.testing.world import World
 from tests.golden import make, midway
 from tests.story.autonomous import Fleet

@@ -19,8 +19,9 @@ from halter.core.ports import read_stream
 from halter.core.usage import ModelName
 from halter.guard.halts import cancel, halt
 from halter.models.scripted import Scripted, ScriptLine
-from halter.runtime.session_start import read_session_row
-from halter.runtime.sub_sessions import AskedByModel, begin_sub_session, run_agent_tool
+from halter.runtime.session_origin import read_session_row
+from halter.runtime.session_runner import run_agent_tool
+from halter.runtime.sub_sessions import AskedByModel, begin_sub_session
 from halter.state.session import replay
 from halter.testing.models import FunctionModel
 

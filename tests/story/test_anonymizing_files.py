@@ -14,7 +14,8 @@ from halter.redaction.anonymize import anonymize_prompt
 from halter.redaction.personal_data import compile_names
 from halter.runtime.agent_context import AgentContext, models_of
 from halter.runtime.assemble import assemble_agent
-from halter.runtime.session_start import attend_session, begin_session
+from halter.runtime.session_runner import attend_session
+from halter.runtime.session_start import begin_session
 from halter.testing.world import World
 
 TASK = "Write to mara@example.com, who is Mara Lindqvist."

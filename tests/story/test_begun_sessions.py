@@ -25,7 +25,8 @@ from halter.guard.ledger import change_cap
 from halter.loop.decide import FINAL_ANSWER, End, Park
 from halter.loop.history import find_calling_session
 from halter.models.scripted import Scripted
-from halter.runtime.session_start import attend_session, claim_session, open_session, post_message
+from halter.runtime.session_runner import attend_session, claim_session
+from halter.runtime.session_start import open_session, post_message
 from halter.state import lifecycle
 from halter.tasks.conversation import AttendedTurnPolicy, Conversation, Inbox, OpenTurn
 from halter.testing.fakes import Crash

@@ -10,7 +10,8 @@ from halter.core.ids import WorkerId, inbox_stream
 from halter.core.ports import read_body
 from halter.core.text import decode_body
 from halter.runtime.agent_context import AgentContext
-from halter.runtime.session_start import attend_session, begin_session, post_message
+from halter.runtime.session_runner import attend_session
+from halter.runtime.session_start import begin_session, post_message
 from halter.testing.world import World
 from tests.story.autonomous import Fleet, rhythm
 

@@ -17,8 +17,10 @@ from halter.core.text import decode_body
 from halter.guard.ledger import change_cap
 from halter.loop.loop import NO_OBSERVER
 from halter.runtime.message_router import ForwardedMessage, HandledMessage
-from halter.runtime.session_start import attend_session, begin_session, read_session_row
-from halter.runtime.sub_sessions import SUB_SESSION_DIVISOR, begin_sub_session, resume_delegation
+from halter.runtime.session_origin import read_session_row
+from halter.runtime.session_runner import attend_session
+from halter.runtime.session_start import begin_session, resume_delegation
+from halter.runtime.sub_sessions import SUB_SESSION_DIVISOR, begin_sub_session
 from halter.testing.fakes import CRASH_KINDS, Crash, CrashKind
 from halter.testing.world import World
 from tests.story.autonomous import Fleet

@@ -16,7 +16,8 @@ from halter.core.text import decode_body
 from halter.core.vocabulary import DecisionKind
 from halter.models.scripted import Scripted
 from halter.runtime.message_router import ForwardedMessage, HandledMessage
-from halter.runtime.session_start import attend_session, begin_session
+from halter.runtime.session_runner import attend_session
+from halter.runtime.session_start import begin_session
 from halter.testing.world import World
 from tests.story.autonomous import CALM
 from tests.story.fronts import THINKS, front

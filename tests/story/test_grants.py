@@ -12,7 +12,8 @@ from halter.core.events import CallRefused, CallStarted
 from halter.dispatch.heartbeat import acquire_lease
 from halter.guard.prepare import Call
 from halter.runtime.session_builder import build_live_session
-from halter.runtime.session_start import begin_session, read_session_row
+from halter.runtime.session_origin import read_session_row
+from halter.runtime.session_start import begin_session
 from halter.testing.world import World
 from tests.story.tasks import REVIEW, UNBRAKED, Office, all_is_well, watch
 

@@ -26,7 +26,7 @@ from halter.guard.approvals import (
 from halter.guard.judge import adopt_first_policy
 from halter.runtime.message_router import HandledMessage
 from halter.runtime.runtime import make_adoption_event
-from halter.runtime.trigger_records import TriggerRecord
+from halter.state.trigger_records import TriggerRecord
 from halter.testing.world import World
 from tests.story.autonomous import CALM
 from tests.story.fronts import Front, front
@@ -196,7 +196,8 @@ async def test_a_link_to_check_is_no_schedule(world: World, tmp_path: Path) -> N
 
 
 async def test_the_cost_of_earlier_tasks_is_shown_next_to_the_cap(world: World, tmp_path: Path) -> None:
-    from halter.runtime.session_start import attend_session, begin_session
+    from halter.runtime.session_runner import attend_session
+    from halter.runtime.session_start import begin_session
 
     reply = "- {text: Done., usage: {input_tokens: 1000, output_tokens: 100}}\n"
     async with AsyncExitStack() as stack:

@@ -22,7 +22,8 @@ from halter.runtime.agent_context import AgentContext, models_of
 from halter.runtime.assemble import assemble_agent
 from halter.runtime.runtime import open_runtime
 from halter.runtime.session_builder import build_live_session
-from halter.runtime.session_start import begin_session, read_session_row
+from halter.runtime.session_origin import read_session_row
+from halter.runtime.session_start import begin_session
 from halter.settings import Settings, read_settings
 from halter.testing.world import World
 from halter_drills.children import Pipe, children

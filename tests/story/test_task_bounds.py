@@ -13,8 +13,9 @@ from halter.core.usage import ModelName
 from halter.models.scripted import Scripted, ScriptLine, say
 from halter.runtime.agent_context import AgentContext, models_of
 from halter.runtime.assemble import assemble_agent
-from halter.runtime.session_builder import MAX_ACCEPTED_ENTRIES, read_accepted_context
-from halter.runtime.session_start import attend_session, begin_session
+from halter.runtime.session_origin import MAX_ACCEPTED_ENTRIES, read_accepted_context
+from halter.runtime.session_runner import attend_session
+from halter.runtime.session_start import begin_session
 from halter.testing.world import World
 
 CALL = ToolCall("1", "run_skill", '{"skill": "proofread", "input": "Teh end."}')

@@ -420,7 +420,7 @@ async def _resume_sub_sessions(
     app: Runtime, context: Any, session: SessionId, line_reader: LineReader, *, as_json: bool
 ) -> None:
     """Resume the sub-sessions that were running."""
-    from halter.runtime.sub_sessions import resume_delegation
+    from halter.runtime.session_start import resume_delegation
 
     screen = Screen(quiet=as_json)
     prompt = _DecisionPrompt(app, line_reader, screen)
@@ -436,7 +436,8 @@ async def _resume_sub_sessions(
 
 async def _begin_with_files(context: Any, session: SessionId, text: str, files: Sequence[Path]) -> None:
     """Start a session with files. Only the model can answer it, so the front door is skipped."""
-    from halter.runtime.session_start import begin_session, read_initial_messages
+    from halter.runtime.session_origin import read_initial_messages
+    from halter.runtime.session_start import begin_session
 
     history = await read_initial_messages(context, (), files)
     await begin_session(context, text, "task", session, history=history)
@@ -548,7 +549,8 @@ async def _attend_session(
     is_interrupted: Callable[[], bool] = lambda: False,
 ) -> Any:
     from halter.loop.loop import LoopObserver
-    from halter.runtime.session_start import attend_session, is_session_near_budget
+    from halter.runtime.session_runner import attend_session
+    from halter.runtime.session_start import is_session_near_budget
     from halter.tasks.conversation import build_result
 
     observer = LoopObserver(

@@ -137,7 +137,8 @@ async def give_message(
 
     async def begin(context: "AgentContext", _: Path) -> tuple[MessageSent, Callable[[], Awaitable[Any]]]:
         from halter.runtime.message_router import ForwardedMessage, handle_message, send_message
-        from halter.runtime.session_start import attend_session, reopen_agent_session
+        from halter.runtime.session_runner import attend_session
+        from halter.runtime.session_start import reopen_agent_session
 
         if existing_session:
             await reopen_agent_session(context, existing_session)

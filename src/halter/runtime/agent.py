@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from halter.runtime.agent_context import AgentContext, Models
     from halter.runtime.assemble import AssembledAgent
     from halter.runtime.runtime import Runtime
-    from halter.runtime.session_start import NewSession
+    from halter.runtime.session_runner import NewSession
     from halter.state.receipt import Receipt
     from halter.tasks.agent_tool import AgentTool
     from halter.tasks.conversation import Conclusion, Conversation
@@ -586,7 +586,8 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
 
         `files` come with the message.
         """
-        from halter.runtime.session_start import NewSession, post_message, reopen_agent_session
+        from halter.runtime.session_runner import NewSession
+        from halter.runtime.session_start import post_message, reopen_agent_session
 
         async with self._enter_for_call() as open_context:
             context = await self._bind(open_context, deps)
@@ -636,7 +637,9 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
 
         The new session has its own budget and inherits no approvals. Untrusted text stays marked as untrusted.
         """
-        from halter.runtime.session_start import NewSession, begin_fork, read_fork, read_session_row
+        from halter.runtime.session_origin import read_session_row
+        from halter.runtime.session_runner import NewSession
+        from halter.runtime.session_start import begin_fork, read_fork
 
         async with self._enter_for_call() as open_context:
             context = await self._bind(open_context, deps, model, limits)
@@ -683,7 +686,7 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
 
     async def _resume_open(self, session: str, deps: DepsT | None) -> CompletedResult[Any] | StoppedResult:
         """Resume a session that was open; unlike `resume`, reopen none that has ended meanwhile."""
-        from halter.runtime.session_start import NewSession
+        from halter.runtime.session_runner import NewSession
 
         async with self._enter_for_call() as open_context:
             context = await self._bind(open_context, deps)
@@ -713,7 +716,8 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
 
     async def history(self, session: str, *, at: int | None = None) -> tuple[Message, ...]:
         """Return the messages of a session, up to its event `at` or its newest event."""
-        from halter.runtime.session_start import read_fork, read_session_row
+        from halter.runtime.session_origin import read_session_row
+        from halter.runtime.session_start import read_fork
 
         async with self._enter_for_call() as context:
             return (await read_fork(context.store, await read_session_row(context, session), at)).messages
@@ -721,7 +725,7 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
     async def cost_usd(self, session: str) -> Decimal:
         """Return what a session has spent so far, plus what is held for its running calls."""
         from halter.guard.ledger import read_budget
-        from halter.runtime.session_start import read_session_row
+        from halter.runtime.session_origin import read_session_row
 
         async with self._enter_for_call() as context:
             await read_session_row(context, session)
@@ -732,7 +736,7 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         """Return what a session has done, spent and seen so far."""
         from halter.core.ids import session_stream
         from halter.core.ports import read_stream
-        from halter.runtime.session_start import read_session_row
+        from halter.runtime.session_origin import read_session_row
         from halter.state.receipt import make_receipt
 
         async with self._enter_for_call() as context:
@@ -1150,7 +1154,8 @@ async def _send_message(
     """Post a message to a session, or start one with it. Starting is idempotent by id."""
     if not session:
         # Imported from its module: a name imported from a package is looked up at every call.
-        from halter.runtime.session_start import open_session, read_initial_messages
+        from halter.runtime.session_origin import read_initial_messages
+        from halter.runtime.session_start import open_session
 
         messages = await read_initial_messages(context, history, files) if history or files else ()
         return await open_session(context, message, kind, new_session, history=messages, takes_lease=True)
@@ -1160,7 +1165,8 @@ async def _send_message(
         raise ConfigError(
             f"Session {session} has already started. Pass `model`, `limits` and `history` only to a new session."
         )
-    from halter.runtime.session_start import NewSession, post_message, reopen_agent_session
+    from halter.runtime.session_runner import NewSession
+    from halter.runtime.session_start import post_message, reopen_agent_session
 
     await reopen_agent_session(context, session)
     await post_message(context, session, message, files)

@@ -56,7 +56,7 @@ from halter.journal.rebuild import RowFold
 from halter.models.price_tables import make_prices
 from halter.models.providers import Prices
 from halter.runtime.session_builder import grant_phase_tools
-from halter.runtime.trigger_records import TriggerRecord
+from halter.state.trigger_records import TriggerRecord
 
 Verdict = Literal["allowed", "asked", "refused"]
 """The verdict on a call or a request; one that waits for other holds counts as allowed."""

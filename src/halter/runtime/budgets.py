@@ -158,7 +158,7 @@ async def read_configured_caps(store: Store, definition: str) -> Caps | None:
 
 async def _trigger(store: Store, trigger: str) -> AnyTrigger | None:
     # Imported here because most budgets belong to no trigger, and listing them must be fast.
-    from halter.runtime.trigger_records import find_trigger_row, read_trigger_record
+    from halter.state.trigger_records import find_trigger_row, read_trigger_record
 
     row = await find_trigger_row(store, trigger)
     record = None if row is None else await read_trigger_record(store, row)

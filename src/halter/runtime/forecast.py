@@ -46,8 +46,8 @@ from halter.runtime.assemble import OWN_TOOLS
 from halter.runtime.budgets import read_current_budgets
 from halter.runtime.runtime import Runtime, read_stored_policy
 from halter.runtime.session_start import has_window_cap
-from halter.runtime.trigger_records import find_trigger_row, read_trigger_record
 from halter.runtime.trigger_runner import FILE_ACTOR, digest_trigger, resolve_timing
+from halter.state.trigger_records import find_trigger_row, read_trigger_record
 
 NIGHT_DURATION: Final = 12 * HOUR
 MONTH: Final = 30 * DAY

@@ -69,11 +69,11 @@ from halter.runtime.forecast import (
 )
 from halter.runtime.needs import describe_continuation, describe_decision, list_needs, read_need_rows
 from halter.runtime.session_builder import find_autonomous_session
-from halter.runtime.session_start import begin_playbook, begin_session, post_message, resume_playbook
-from halter.runtime.sub_sessions import delegate_task, list_tool_names, open_delegate
-from halter.runtime.trigger_records import encode_trigger_record
+from halter.runtime.session_start import begin_playbook, begin_session, delegate_task, post_message, resume_playbook
+from halter.runtime.sub_sessions import list_tool_names, open_delegate
 from halter.runtime.trigger_runner import digest_trigger, end_trigger_row
 from halter.state.receipt import make_receipt
+from halter.state.trigger_records import encode_trigger_record
 from halter.tasks.playbooks import StepListener
 
 MAX_NEXT_TIMES: Final = 3

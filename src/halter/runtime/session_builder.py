@@ -19,14 +19,13 @@ from halter.config.sections import compile_gate, compile_signals
 from halter.core import tools
 from halter.core.agent_spec import SensorSpec, Signal, inherit_trigger_caps
 from halter.core.clock import SECOND, Clock
-from halter.core.ids import Digest, session_stream
+from halter.core.ids import session_stream
 from halter.core.messages import AnonymizationPolicy, Model, Text
 from halter.core.money import Cap
-from halter.core.ports import Lease, Query, Store, Stored, Write, load_body, read_stream
+from halter.core.ports import Lease, Query, Stored, Write, read_stream
 from halter.core.provenance import Declaration
 from halter.core.rows import SavedHotState, SessionRow
 from halter.core.spec import Phase
-from halter.core.text import decode_body
 from halter.core.tools import HealthReport, Reading, SensorFailed, Tool, ToolSpec, substitute_secrets
 from halter.core.vocabulary import ActionLimit, SessionKind
 from halter.dispatch.heartbeat import end_open_children
@@ -45,45 +44,6 @@ from halter.runtime.session_verbs import TaskTools
 from halter.tasks.agent_tool import AgentTool
 from halter.tasks.conversation import REVIEW_PHASE, Conversation, PhasePolicy, TurnPolicy, review_nothing
 from halter.tasks.task_tools import make_verbs
-
-MAX_ACCEPTED_ENTRIES: Final = 100
-"""Maximum number of memories (the newest) and of precedents (the most frequent) that a session gets."""
-
-
-async def read_accepted_context(store: Store, agent: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """Return the ids of the memories and the precedents that people accepted, and the text that shows them."""
-    rows = await store.ask(Query("kept_context", _StoredMemory, {"agent": agent}))
-    if not rows:
-        return (), (), ""
-    memories = [row for row in rows if not row.is_case][-MAX_ACCEPTED_ENTRIES:]
-    precedents = [row for row in rows if row.is_case][:MAX_ACCEPTED_ENTRIES]
-    lines = [f"- {await _read_words(store, row)} ({row.id})" for row in memories]
-    cases = [
-        f"- {row.kind}: {await _read_words(store, row)} (seen {row.observed_count} times, {row.id})"
-        for row in precedents
-    ]
-    sections = [
-        *(["What people want you to remember:", *lines] if lines else []),
-        *(["Cases you have met before:", *cases] if cases else []),
-    ]
-    return tuple(row.id for row in memories), tuple(row.id for row in precedents), "\n".join(sections)
-
-
-class _StoredMemory(msgspec.Struct, frozen=True):
-    """A memory, or a precedent: a case of some kind."""
-
-    id: str
-    kind: str
-    observed_count: int
-    is_case: bool
-    body: bytes | None
-    blob: Digest | None
-
-
-async def _read_words(store: Store, row: _StoredMemory) -> str:
-    body = await load_body(store, row.body, row.blob)
-    return "(erased)" if body is None else decode_body(body)
-
 
 MAX_AUTONOMOUS_WINDOW = 60_000
 """Largest context window of an autonomous session: it sends its context repeatedly and unattended."""
@@ -111,11 +71,16 @@ def compile_pace_terms(context: AgentContext) -> PaceTerms:
     )
 
 
+CallAgent = Callable[[AgentContext, str, AgentTool, WaitListener, str, str], Awaitable[str]]
+"""Has another agent do a task for a call of a session. It is passed in, since it builds the session of that agent."""
+
+
 async def build_live_session(  # noqa: PLR0913 Each is an independent option.
     context: AgentContext,
     row: SessionRow,
     lease: Lease,
     *,
+    call_agent: CallAgent,
     observer: LoopObserver = NO_OBSERVER,
     on_wait: WaitListener = lambda _, __: None,
     answer_tool: Tool | None = None,
@@ -138,7 +103,7 @@ async def build_live_session(  # noqa: PLR0913 Each is an independent option.
     task_tools = TaskTools(context, row, origin.trigger, origin.documents) if plan is None or plan.reviews else None
     if plan is None:
         own_tools = _OwnTools(
-            tuple(task_tools.verbs()) if task_tools else (), answer_tool, sensed, origin.grants, on_wait
+            tuple(task_tools.verbs()) if task_tools else (), answer_tool, sensed, origin.grants, call_agent, on_wait
         )
         plan = _make_plan(context, row, own_tools)
     session_context = build_session_context(agent_context, row, plan.phases[0], origin)
@@ -202,6 +167,7 @@ class _OwnTools(msgspec.Struct, frozen=True):
     answer_tool: Tool | None
     sensor_tools: Mapping[str, Tool] | None
     grants: tuple[str, ...] | None
+    call_agent: CallAgent
     on_wait: WaitListener
 
 
@@ -219,6 +185,17 @@ def _find_plan(context: AgentContext, row: SessionRow) -> SessionPlan | None:
     return plan if is_same_agent and plan_context.brake_type is context.brake_type else None
 
 
+def _bind_agent_tools(context: AgentContext, session: str, own_tools: _OwnTools) -> Mapping[str, Tool]:
+    """Bind the tools that call other agents to this session, whose sub-sessions they start."""
+
+    def bind(tool: Tool) -> Tool:
+        if not isinstance(tool, AgentTool):
+            return tool
+        return tool.bind(partial(own_tools.call_agent, context, session, tool, own_tools.on_wait))
+
+    return {name: bind(tool) for name, tool in context.agent.tools.items()}
+
+
 def _make_plan(context: AgentContext, row: SessionRow, own_tools: _OwnTools) -> SessionPlan:
     agent, terms, answer_tool, sensor_tools = (
         context.agent,
@@ -229,12 +206,7 @@ def _make_plan(context: AgentContext, row: SessionRow, own_tools: _OwnTools) -> 
     names = tuple(dict.fromkeys(terms.pacing.names()))
     built_in = [*make_verbs(context.store, row.kind, names), *([answer_tool] if answer_tool else [])]
     has_agent_tools = any(isinstance(tool, AgentTool) for tool in agent.tools.values())
-    tools = agent.tools
-    if has_agent_tools:
-        # Imported here: `sub_sessions` imports this module.
-        from halter.runtime.sub_sessions import bind_agent_tools
-
-        tools = bind_agent_tools(context, row.session, tools, own_tools.on_wait)
+    tools = _bind_agent_tools(context, row.session, own_tools) if has_agent_tools else agent.tools
     tools = {**tools, **{verb.spec.name: verb for verb in (*built_in, *own_tools.verbs)}}
     extra_grants = [*(verb.spec.name for verb in built_in), *sensor_tools]
     phases = tuple([grant_phase_tools(phase, extra_grants, own_tools.grants) for phase in agent.policy.phases])

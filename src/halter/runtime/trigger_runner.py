@@ -60,16 +60,16 @@ from halter.loop.session_runtime import raise_if_cancelled
 from halter.runtime.agent_context import AgentContext
 from halter.runtime.document_index import Library
 from halter.runtime.needs import read_trigger_health
-from halter.runtime.session_start import build_session_beginning, read_session_row
-from halter.runtime.trigger_records import (
+from halter.runtime.session_origin import build_session_beginning, read_session_row
+from halter.runtime.worker import AutonomousAgent
+from halter.state.trace import add_traceparent
+from halter.state.trigger_records import (
     TriggerRecord,
     classify_trigger,
     encode_trigger_record,
     find_trigger_row,
     read_trigger_record,
 )
-from halter.runtime.worker import AutonomousAgent
-from halter.state.trace import add_traceparent
 from halter.tasks.playbooks import Task, encode_task
 
 FILE_ACTOR = AGENT_FILE_NAME

@@ -23,7 +23,6 @@ from halter.core.tools import find_secret_names
 from halter.redaction.secrets import SECRET_PREFIX
 from halter.runtime.agent_context import AgentContext
 from halter.runtime.assemble import AssembledAgent
-from halter.runtime.trigger_records import find_trigger_row
 from halter.runtime.trigger_runner import (
     FILE_ACTOR,
     AgentTriggers,
@@ -32,6 +31,7 @@ from halter.runtime.trigger_runner import (
     record_trigger_events,
     start_run,
 )
+from halter.state.trigger_records import find_trigger_row
 
 MAX_START_ATTEMPTS: Final = 20
 """Maximum number of attempts while other runs start at the same moment."""

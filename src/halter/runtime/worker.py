@@ -34,13 +34,9 @@ from halter.loop.loop import LoopObserver
 from halter.runtime.agent_context import AgentContext
 from halter.runtime.runtime import PRICES_ACTOR, Runtime, describe_price_update, sync_store_clock, update_prices
 from halter.runtime.session_builder import LiveSession, SessionSensors, build_live_session, make_fetch_tools
-from halter.runtime.session_start import (
-    Predecessor,
-    begin_session,
-    build_handover,
-    is_playbook_run,
-    run_leased_playbook,
-)
+from halter.runtime.session_origin import build_handover
+from halter.runtime.session_runner import run_agent_tool
+from halter.runtime.session_start import Predecessor, begin_session, is_playbook_run, run_leased_playbook
 from halter.state.session import InFlight
 from halter.tasks.conversation import Conclusion
 
@@ -111,7 +107,13 @@ class AutonomousAgent:
         resident = self._resident and row.kind == "autonomous"
         sensor_tools = make_fetch_tools(self.context) if resident else None
         live = await build_live_session(
-            self.context, row, lease, observer=observer, sensed=sensor_tools, on_wait=lambda _, __: on_wait()
+            self.context,
+            row,
+            lease,
+            call_agent=run_agent_tool,
+            observer=observer,
+            sensed=sensor_tools,
+            on_wait=lambda _, __: on_wait(),
         )
         live.runtime.on_trouble = on_wait
         if lease.generation > MAX_TAKEOVERS and await self._is_poisoned(live, lease):

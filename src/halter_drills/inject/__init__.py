@@ -33,7 +33,9 @@ from halter.runtime.agent_context import AgentContext, Models, make_guard
 from halter.runtime.assemble import AssembledAgent, index_tools
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.session_builder import build_live_session
-from halter.runtime.session_start import Predecessor, begin_session, post_message, read_session_row
+from halter.runtime.session_origin import read_session_row
+from halter.runtime.session_runner import run_agent_tool
+from halter.runtime.session_start import Predecessor, begin_session, post_message
 from halter.settings import Settings
 from halter.state.lifecycle import post_wake
 from halter.tools.files import make_file_tools
@@ -158,7 +160,7 @@ class Stage:
             def ask(approval: ApprovalRequired, _: object) -> None:
                 answers.create_task(answer_question(self._app, approval.decision, verdict))
 
-            live = await build_live_session(context, row, lease, on_wait=ask)
+            live = await build_live_session(context, row, lease, call_agent=run_agent_tool, on_wait=ask)
             if case.attack.source == "sensor":
                 live.hot_view.hot.put("note", case.text, self._app.clock.now(), by="sensor")
             await live.conversation.run_until_parked()

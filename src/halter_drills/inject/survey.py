@@ -24,7 +24,8 @@ from halter.guard.tool_door import ApprovalRequired
 from halter.runtime.agent_context import AgentContext, Models, make_guard
 from halter.runtime.assemble import AssembledAgent, assemble_agent
 from halter.runtime.runtime import Runtime, open_runtime
-from halter.runtime.session_start import claim_session, open_session
+from halter.runtime.session_runner import claim_session
+from halter.runtime.session_start import open_session
 from halter.settings import Settings
 from halter.tools.function_tool import Deps, tool
 from halter_drills.drill import Setting, own_store, use_memory_file
