@@ -1,6 +1,8 @@
 """Where messages go: exact sentences are answered at once, exact times are planned, all else goes to the model."""
 
+import json
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import get_args
 
 import msgspec
@@ -9,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from halter.core.clock import SECOND
-from halter.core.schedules import find_timing_flaw, next_tick_after
+from halter.core.schedules import explain_timing, find_timing_flaw, next_tick_after
 from halter.front_door.fast_paths import (
     HELP_ANSWER,
     ClockQuestion,
@@ -769,6 +771,30 @@ def test_a_time_that_cannot_be_read_exactly_is_answered_with_a_sentence(text: st
     assert routed.strategy == "SCHEDULED_TASK"
     assert isinstance(routed.details, Unclear)
     assert routed.details.sentence.endswith(".")
+
+
+def describe_route(text: str) -> str:
+    """Return what a message means: a time and a task, the clock, a sum, an unclear time, or a task for the model."""
+    match decide_route(text).details:
+        case Scheduled(timing=timing, prompt=prompt):
+            return f"{explain_timing(timing)}: {prompt}"
+        case ClockQuestion(what=what, zone=zone):
+            return f"the {what}, {zone}"
+        case SumResult(text=result):
+            return f"= {result}"
+        case Unclear():
+            return "unclear"
+        case _:
+            return "for the model"
+
+
+HELD_OUT = (Path(__file__).parents[1] / "corpus" / "messages.jsonl").read_text(encoding="utf-8").splitlines()
+"""Schedules, moments, sums and what only looks like them, written by someone who had not read the grammar."""
+
+
+@pytest.mark.parametrize(("text", "meaning"), [json.loads(line) for line in HELD_OUT])
+def test_a_message_that_was_not_written_for_the_grammar_means_what_it_meant(text: str, meaning: str) -> None:
+    assert describe_route(text) == meaning
 
 
 @pytest.mark.parametrize("word", ["stop", "approve", "help", "2+2", "status"])

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from halter.front_door.time_parser import NUMBERS
+from halter.front_door.time_grammar import NUMBERS
 
 MAX_SUM_LENGTH: Final = 300
 """Maximum characters of a sum."""
@@ -38,12 +38,10 @@ _SIGN_WORDS: Final = (
     (r"percent of|per cent of", "% of"),
     (r"percent|per cent", "%"),
 )
-_SIGNS: Final = str.maketrans(
-    {"\u00d7": "*", "\u00b7": "*", "\u00f7": "/", "\u2212": "-", "\u2013": "-", "\u00b2": "^2"}
-)
+_SIGNS: Final = str.maketrans({"\u00d7": "*", "\u00b7": "*", "\u00f7": "/", "\u2212": "-", "\u2013": "-"})
 _TOKEN: Final = re.compile(
     r"\s*(?:(?P<number>\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d,])|\d+(?:\.\d+)?(?![\d,.])|\.\d+(?![\d,.]))"
-    r"|(?P<sign>\*\*|[-+*/^%()]|mod\b|of\b|x(?![a-z])))",
+    r"|(?P<sign>\*\*|[-+*/^%()]|mod\b|of\b|(?<!\b0)x(?![a-z])))",
     re.ASCII,
 )
 _NOT_A_SUM: Final = re.compile(r"24/7|50/50|\d+([-/.])\d+\1\d+|0\d+[-/]\d+|\+?\d[\d -]*-\d{3,}", re.ASCII)

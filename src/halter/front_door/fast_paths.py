@@ -17,7 +17,7 @@ import msgspec
 
 from halter.core.schedules import to_local_time
 from halter.front_door.arithmetic import evaluate_sum
-from halter.front_door.time_parser import find_named_zone
+from halter.front_door.time_grammar import find_named_zone
 
 _PIECE: Final = re.compile(r"\[([^\]]+)\]|\(([^)]+)\)|\{(\w+)\}|(\S+)")
 
@@ -348,6 +348,8 @@ _CONTRACTIONS: Final = (
     (re.compile(r"\byou're\b"), "you are"),
     (re.compile(r"\byou've\b"), "you have"),
 )
+_POWER: Final = re.compile("[\u00b2\u00b3\u00b9\u2070\u2074-\u2079]+")
+_INDEX: Final = re.compile("[\u2080-\u2089]")
 _SESSION_ID: Final = re.compile(r"[a-z0-9][a-z0-9._-]{3,63}")
 _MIN_PREFIX: Final = 4
 """Minimum length of a prefix that identifies an id."""
@@ -378,7 +380,7 @@ def normalize_message(text: str, agent: str) -> str:
 
     Full-width letters become ordinary letters, and emphasis with asterisks is removed.
     """
-    folded_text = unicodedata.normalize("NFKC", text).lower().replace("\u2019", "'")
+    folded_text = unicodedata.normalize("NFKC", _POWER.sub(r"^\g<0>", text)).lower().replace("\u2019", "'")
     folded_text = _strip_endings(" ".join(folded_text.split()).removeprefix("/"))
     message = _strip_endings(folded_text.strip("*_~"))
     message = strip_agent_address(message, agent)
@@ -521,7 +523,7 @@ def _find_field(text: str, context: RoutingContext) -> FastPathMatch:
 
 
 def _find_arithmetic(text: str, normalized: str) -> FastPathMatch:
-    if text.rstrip().endswith("!"):
+    if text.rstrip().endswith("!") or _INDEX.search(text):
         return None
     result = evaluate_sum(normalized)
     return None if result is None else ("arithmetic", SumResult(result))

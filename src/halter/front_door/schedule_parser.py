@@ -6,319 +6,13 @@ clause ("write a script that checks the site every minute") is not used for the 
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from datetime import time
-from fractions import Fraction
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Final
-from zoneinfo import ZoneInfo
 
 import msgspec
 
-from halter.core import clock
-from halter.core.schedules import Timing, find_first_moment, find_timing_flaw, next_tick_after
-from halter.front_door.time_parser import (
-    DATE_PATTERN,
-    DAY_PART_PATTERN,
-    DAY_PARTS,
-    DAY_PATTERN,
-    DAYS,
-    DEFAULT_TIME,
-    NO_SUCH_TIME,
-    NUMBER_PATTERN,
-    ORDINAL_PATTERN,
-    TimePhrase,
-    make_cron,
-    next_weekday,
-    parse_clock_time,
-    parse_date,
-    parse_number,
-    parse_time_phrase,
-    parse_weekdays,
-    read_moment,
-    to_zone_time,
-)
-
-_EVERY: Final = r"(?:once )?(?:every|each)"
-_DAYS: Final = rf"{DAY_PATTERN}s?(?:(?: and| or|,|/| and on)? {DAY_PATTERN}s?)*"
-_COUNT: Final = rf"(?P<n>{NUMBER_PATTERN}|\d{{1,6}}\.\d{{1,3}}|other|second|third|fourth|single)"
-_SHORT: Final = rf"{_EVERY} (?P<n>\d{{1,9}}) ?(?P<unit>s|secs?|m|mins?|h|hrs?)"
-_LONG: Final = rf"{_EVERY} (?:{_COUNT} )?(?P<unit>seconds?|minutes?|mins?|hours?|hrs?)"
-_MINUTES_BY_PHRASE: Final = {
-    "hourly": 60,
-    "once an hour": 60,
-    "every half hour": 30,
-    "every half an hour": 30,
-    "every half-hour": 30,
-    "every quarter hour": 15,
-    "every quarter-hour": 15,
-    "every quarter of an hour": 15,
-    "every hour and a half": 90,
-}
-_DAILY: Final = rf"(?:daily|(?:once )?(?:a|per) day|{_EVERY} (?:{_COUNT} )?days?|every single day)"
-_PARTLY: Final = rf"(?:{_EVERY} (?P<part>{DAY_PART_PATTERN})|(?P<nightly>nightly))"
-_ITS_PART: Final = r"(?: (?P<part>morning|afternoon|evening|night)s?)?"
-_WEEKDAYS: Final = (
-    r"(?:(?:every |each |on )?(?:weekdays?|workdays?|working days?|business days?)"
-    rf"|(?:every |from |on )?mon(?:days?)?(?: to | through | thru | ?- ?)fri(?:days?)?){_ITS_PART}"
-)
-_WEEKENDS: Final = rf"(?:(?:every|each) weekend|(?:on |at )?weekends|on the weekend){_ITS_PART}"
-_ON_DAYS: Final = rf"(?:(?P<every>(?:on )?(?:every|each) )|on )?(?P<days>{_DAYS}){_ITS_PART}"
-_OTHER_DAY: Final = rf"(?:on )?every other (?P<days>{DAY_PATTERN})"
-_WEEKS: Final = rf"(?:weekly|once a week|fortnightly|{_EVERY} fortnight|{_EVERY} (?:{_COUNT} )?weeks?)"
-_ON_WEEKS: Final = (
-    rf"(?:(?P<weeks>{_WEEKS}) on (?P<days>{_DAYS})"
-    rf"|(?:on )?(?P<days2>{_DAYS}) (?P<weeks2>{_WEEKS.replace('<n>', '<n2>')}))"
-)
-_DOM: Final = rf"{ORDINAL_PATTERN}(?:(?: and|,)? (?:the )?{ORDINAL_PATTERN})*|last day|day \d{{1,2}}"
-_NTH: Final = rf"(?:(?P<nth>{ORDINAL_PATTERN}|last) (?P<name>{DAY_PATTERN})|(?P<dom>{_DOM}))"
-_MONTHS: Final = rf"(?:monthly|once a month|quarterly|{_EVERY} quarter|{_EVERY} (?:{_COUNT} )?months?)"
-_ON_MONTHS: Final = rf"(?P<months>{_MONTHS}) (?:on )?(?:the )?{_NTH}"
-_OF_MONTH: Final = rf"(?:on )?(?:the )?(?:every |each )?{_NTH} (?:day )?of (?:every|each|the|a) month"
-_EACH_NTH: Final = rf"(?:on )?(?:every|each) {_NTH}"
-_YEARLY: Final = (
-    rf"(?:(?:yearly|annually|{_EVERY} year|once a year) on (?P<date>{DATE_PATTERN})"
-    rf"|(?:on )?(?:every|each) (?P<date2>{DATE_PATTERN})|on (?P<date3>{DATE_PATTERN}) (?:every|each) year)"
-)
-_HOW_OFTEN: Final = (
-    r"(?:(?:once|twice|thrice|(?:\S+ ){1,2}times) (?:a|an|per|every|each) (?:second|minute|hour|day|week|month|year)"
-    r"|every now and (?:then|again)|every so often|every once in a while|every (?:few|several|some|couple(?: of)?) \S+"
-    rf"|every (?:{NUMBER_PATTERN} )?(?:fortnights?|decades?|quarters?|years?|seasons?|semesters?|weekends|fortnight)"
-    r"|(?:every|each) (?:spring|summer|autumn|fall|winter|christmas|easter|birthday)|yearly|annually"
-    r"|bi-?weekly(?: .*)?|bi-?monthly(?: .*)?|semi-?(?:weekly|monthly)|from time to time|now and then|once in a while)"
-)
-_ON_ONE_OF: Final = rf"on {DAY_PATTERN} (?:and|or) {DAY_PATTERN}"
-_NO_COUNT: Final = r"every (?:-\S+|0|zero) (?:seconds?|minutes?|mins?|hours?|days?|weeks?|months?)"
-
-NOT_EXACT: Final = (
-    "The time is not exact. Write it like: every 15 minutes, every weekday at 9, or every month on the 1st."
-)
-NEVER_COMES: Final = "That time never occurs, or too rarely. Give another day or interval."
-_SEVERAL_MINUTES: Final = "Times with different minutes need separate schedules. Send them one by one."
-_INTERVAL_WITH_TIME: Final = (
-    "An interval within the day cannot have a time of day. Give only the interval, like every 15 minutes."
-)
-_AMBIGUOUS_DAYS: Final = (
-    "It is not clear whether this repeats. Write `every monday and thursday`, or only one of the days."
-)
-_AMBIGUOUS_SECOND: Final = (
-    "This can mean every two weeks or the second one of each month. Write `every other monday`, or "
-    "`every second monday of the month`."
-)
-
-_Reader = Callable[[re.Match[str], "_RecurrenceContext"], Timing | str | None]
-
-
-class _RecurrenceContext(msgspec.Struct, frozen=True):
-    """A time phrase, the current time and the zone."""
-
-    phrase: TimePhrase
-    now: int
-    zone: str
-
-    def clocks(self, day_part: str = "") -> Sequence[str]:
-        day_part = self.phrase.part or day_part
-        if self.phrase.times:
-            return [parse_clock_time(time_text, day_part) for time_text in self.phrase.times]
-        return [DAY_PARTS.get(day_part, DEFAULT_TIME)]
-
-
-def read_recurrence(phrase: TimePhrase, now: int, zone: str) -> Timing | str | None:
-    """Return the timing of a recurrence, a sentence if it is not exact, or None if the phrase is not a recurrence."""
-    recurrence = _RecurrenceContext(phrase, now, phrase.zone or zone)
-    for form, reader in _FORMS:
-        match = form.fullmatch(phrase.core)
-        if match is None:
-            continue
-        timing = reader(match, recurrence)
-        if isinstance(timing, Timing):
-            return NEVER_COMES if find_timing_flaw(timing) else timing
-        if timing is not None:
-            return timing
-    return None
-
-
-def _read_subdaily(match: re.Match[str], recurrence: _RecurrenceContext) -> Timing | str:
-    """Read an interval within the day, counted from now."""
-    units = {"s": clock.SECOND, "m": clock.MINUTE, "h": clock.HOUR}
-    interval = _read_count(match["n"]) * units[match["unit"][0]]
-    return _make_interval(int(interval), recurrence) if interval.denominator == 1 else NOT_EXACT
-
-
-def _read_on_the_hour(_match: re.Match[str], recurrence: _RecurrenceContext) -> Timing | str:
-    if recurrence.phrase.times or recurrence.phrase.part:
-        return _INTERVAL_WITH_TIME
-    return Timing(cron="0 * * * *", timezone=recurrence.zone)
-
-
-def _make_interval(interval: int, recurrence: _RecurrenceContext) -> Timing | str:
-    if recurrence.phrase.times or recurrence.phrase.part:
-        return _INTERVAL_WITH_TIME
-    return Timing(every=interval, timezone=recurrence.zone, anchor=recurrence.now) if interval > 0 else NOT_EXACT
-
-
-def _read_day_group(weekday: str, match: re.Match[str], recurrence: _RecurrenceContext) -> Timing | str:
-    return _make_cron_timing(recurrence, recurrence.clocks(match["part"] or ""), weekday=weekday)
-
-
-def _read_days(match: re.Match[str], recurrence: _RecurrenceContext) -> Timing | str | None:
-    """Read days of the week. Without `every`, only their plural is a recurrence."""
-    if not match["every"] and not all(word.endswith("s") for word in re.findall(rf"{DAY_PATTERN}s?", match["days"])):
-        return None
-    if not match["every"] and re.search(r"\b(?:tues|weds|thurs)\b", match["days"]):
-        return None
-    days = parse_weekdays(match["days"])
-    return (
-        _make_cron_timing(recurrence, recurrence.clocks(match["part"] or ""), weekday=_join_numbers(days))
-        if days
-        else None
-    )
-
-
-def _read_weeks(match: re.Match[str], recurrence: _RecurrenceContext) -> Timing | str:
-    weeks = match["weeks"] or match["weeks2"]
-    count = Fraction(2) if "fortnight" in weeks else _read_count(match["n"] or match["n2"])
-    return _make_week_interval(count, match["days"] or match["days2"], recurrence)
-
-
-def _read_months(match: re.Match[str], recurrence: _RecurrenceContext) -> Timing | str:
-    quarter = "quarter" in match["months"]
-    return _make_month_interval(Fraction(3) if quarter else _read_count(match["n"]), match, recurrence, quarter=quarter)
-
-
-def _read_each_nth(match: re.Match[str], recurrence: _RecurrenceContext) -> Timing | str | None:
-    """Read `every 1st` and `every last friday`; `every second monday` is ambiguous, `every second` an interval."""
-    if match["dom"] == "second":
-        return None
-    if match["nth"] in {"second", "third", "fourth", "2nd", "3rd", "4th"}:
-        return _AMBIGUOUS_SECOND
-    return _make_month_interval(Fraction(1), match, recurrence)
-
-
-def _read_yearly(match: re.Match[str], recurrence: _RecurrenceContext) -> Timing | str:
-    date_parts = parse_date(match["date"] or match["date2"] or match["date3"])
-    if date_parts is None or date_parts[0]:
-        return NOT_EXACT
-    return _make_cron_timing(recurrence, recurrence.clocks(), day=str(date_parts[2]), month=str(date_parts[1]))
-
-
-def _read_count(text: str | None) -> Fraction:
-    """Parse a count. Without one it is 1; `other` is 2."""
-    if text is None or text == "single":
-        return Fraction(1)
-    if text == "other":
-        return Fraction(2)
-    return Fraction(text) if "." in text else Fraction(parse_number(text))
-
-
-def _join_numbers(numbers: Sequence[int]) -> str:
-    return ",".join(str(number) for number in sorted(numbers))
-
-
-def _make_cron_timing(
-    recurrence: _RecurrenceContext, clocks: Sequence[str], *, day: str = "*", month: str = "*", weekday: str = "*"
-) -> Timing | str:
-    if not all(clocks):
-        return NO_SUCH_TIME
-    cron = make_cron(clocks, day, month, weekday)
-    return Timing(cron=cron, timezone=recurrence.zone) if cron else _SEVERAL_MINUTES
-
-
-def _make_day_interval(
-    count: Fraction, recurrence: _RecurrenceContext, clocks: Sequence[str], anchor: int
-) -> Timing | str:
-    if count == 1:
-        return _make_cron_timing(recurrence, clocks)
-    if count.denominator != 1 or count < 1:
-        return NOT_EXACT
-    if len(clocks) != 1:
-        return _SEVERAL_MINUTES
-    return (
-        Timing(days=int(count), time=clocks[0], timezone=recurrence.zone, anchor=anchor) if clocks[0] else NO_SUCH_TIME
-    )
-
-
-def _make_week_interval(count: Fraction, days: str, recurrence: _RecurrenceContext) -> Timing | str:
-    """Make a timing in weeks: every week is a cron; longer intervals count from the next such day."""
-    weekdays = parse_weekdays(days)
-    clocks = recurrence.clocks()
-    if not weekdays or not all(clocks):
-        return NO_SUCH_TIME if weekdays else NOT_EXACT
-    if count == 1:
-        return _make_cron_timing(recurrence, clocks, weekday=_join_numbers(weekdays))
-    weekday, *others = weekdays
-    if others:
-        return "Several days in every other week need separate schedules. Send them one by one."
-    first_day = next_weekday(weekday, time.fromisoformat(clocks[0]), to_zone_time(recurrence.now, recurrence.zone))
-    return _make_day_interval(
-        count * 7, recurrence, clocks, find_first_moment(first_day, time(), ZoneInfo(recurrence.zone))
-    )
-
-
-def _make_month_interval(
-    count: Fraction, match: re.Match[str], recurrence: _RecurrenceContext, *, quarter: bool = False
-) -> Timing | str:
-    """Make a timing in months: the interval must divide a year, and counts from the next occurrence."""
-    if count.denominator != 1 or count not in {1, 2, 3, 4, 6, 12}:
-        return NOT_EXACT
-    month_day, weekday = _read_nth(match)
-    monthly = _make_cron_timing(recurrence, recurrence.clocks(), day=month_day, weekday=weekday)
-    if count == 1 or isinstance(monthly, str) or find_timing_flaw(monthly):
-        return monthly
-    first_month = (
-        1
-        if quarter
-        else to_zone_time(next_tick_after(monthly, recurrence.now) or recurrence.now, recurrence.zone).month
-    )
-    months = sorted((first_month - 1 + step) % 12 + 1 for step in range(0, 12, int(count)))
-    return _make_cron_timing(
-        recurrence, recurrence.clocks(), day=month_day, month=_join_numbers(months), weekday=weekday
-    )
-
-
-def _read_nth(match: re.Match[str]) -> tuple[str, str]:
-    """Return the day of the month and the day of the week, in cron format."""
-    if match["name"]:
-        weekday = DAYS[match["name"]]
-        return "*", f"{weekday}L" if match["nth"] == "last" else f"{weekday}#{parse_number(match['nth'])}"
-    if match["dom"] == "last day":
-        return "L", "*"
-    day_words = [word for word in match["dom"].split() if word not in {"day", "and", "the"}]
-    return _join_numbers([parse_number(word) for word in day_words]), "*"
-
-
-_READERS: Final[Sequence[tuple[str, _Reader]]] = (
-    (
-        "|".join(map(re.escape, _MINUTES_BY_PHRASE)),
-        lambda match, recurrence: _make_interval(_MINUTES_BY_PHRASE[match[0]] * clock.MINUTE, recurrence),
-    ),
-    (_NO_COUNT, lambda _, __: NOT_EXACT),
-    (r"(?:hourly|every hour) on the hour", _read_on_the_hour),
-    (_SHORT, _read_subdaily),
-    (_LONG, _read_subdaily),
-    (
-        _DAILY,
-        lambda match, recurrence: _make_day_interval(
-            _read_count(match["n"]), recurrence, recurrence.clocks(), recurrence.now
-        ),
-    ),
-    (_PARTLY, lambda match, recurrence: _make_cron_timing(recurrence, recurrence.clocks(match["part"] or "night"))),
-    (_WEEKDAYS, partial(_read_day_group, "1-5")),
-    (_WEEKENDS, partial(_read_day_group, "0,6")),
-    (_ON_ONE_OF, lambda _, __: _AMBIGUOUS_DAYS),
-    (_ON_DAYS, _read_days),
-    (_OTHER_DAY, lambda match, recurrence: _make_week_interval(Fraction(2), match["days"], recurrence)),
-    (_ON_WEEKS, _read_weeks),
-    (_ON_MONTHS, _read_months),
-    (_OF_MONTH, lambda match, recurrence: _make_month_interval(Fraction(1), match, recurrence)),
-    (_EACH_NTH, _read_each_nth),
-    (_YEARLY, _read_yearly),
-    (_WEEKS, lambda _, __: NOT_EXACT),
-    (_MONTHS, lambda _, __: NOT_EXACT),
-    (rf"{_EVERY} year", lambda _, __: NOT_EXACT),
-    (_HOW_OFTEN, lambda _, __: NOT_EXACT),
-)
-_FORMS: Final = tuple((re.compile(form), reader) for form, reader in _READERS)
+from halter.core.schedules import Timing
+from halter.front_door.time_grammar import read_timing
 
 
 def _imperative_words(text: str) -> frozenset[str]:
@@ -593,7 +287,7 @@ def _read_cut(cut: _Cut, now: int, timezone: str) -> "ScheduleRequest | Unclear 
     words = [word.text for word in _split_phrase_words(task[:MAX_CHARACTERS])]
     if not is_imperative(words) or is_negated(words[:_MAX_NEGATION_WORDS]):
         return None
-    timing, recurring = _read_timing(cut.phrase, now, timezone, dated=words[0] == "remind")
+    timing, recurring = read_timing(cut.phrase, now, timezone, allows_bare_day=words[0] == "remind")
     if timing is None:
         return None
     preceding = [word.text for word in _split_phrase_words(strip_politeness(cut.tail))]
@@ -609,19 +303,6 @@ def _read_cut(cut: _Cut, now: int, timezone: str) -> "ScheduleRequest | Unclear 
     return Unclear(doubt) if doubt else ScheduleRequest(timing, task, cut.words)
 
 
-def _read_timing(phrase: str, now: int, timezone: str, *, dated: bool) -> tuple[Timing | str | None, bool]:
-    """Return the timing of a phrase, or a sentence, and true if it recurs."""
-    for time_phrase in parse_time_phrase(phrase):
-        result = read_recurrence(time_phrase, now, timezone)
-        if result is not None:
-            return result, True
-    for time_phrase in parse_time_phrase(phrase):
-        result = read_moment(time_phrase, now, timezone, allows_bare_day=dated)
-        if result is not None:
-            return result, False
-    return None, False
-
-
 def _find_doubt(words: Sequence[str], now: int, timezone: str, *, recurring: bool) -> str:
     """Return a sentence if a time is ambiguous, given the words before it."""
     preceding = " ".join(words)
@@ -630,7 +311,7 @@ def _find_doubt(words: Sequence[str], now: int, timezone: str, *, recurring: boo
     if not recurring and (any(map(_OFTEN.fullmatch, words)) or _VAGUE_DAY.search(" ".join(words[-4:]))):
         return "It is not clear whether this repeats. For a recurrence, write it like every day at 9."
     if recurring and any(
-        _read_timing(cut.phrase, now, timezone, dated=False)[1]
+        read_timing(cut.phrase, now, timezone, allows_bare_day=False)[1]
         for cut in _tails(preceding, _split_phrase_words(preceding))
     ):
         return _SEVERAL_TIMES
@@ -650,6 +331,7 @@ def _list_cuts(text: str) -> Iterator[_Cut]:
     words = _split_phrase_words(text[:MAX_CHARACTERS])
     yield from _heads(text, words, 0)
     if len(words) > 2 and words[1].text in {"me", "us"} and is_imperative([words[0].text]):  # noqa: PLR2004
+        yield _make_tail(text, words, 2)
         yield from _heads(text, words, 2)
     if len(text) <= MAX_CHARACTERS and "\n" not in text:
         yield from _tails(text, words)
@@ -680,7 +362,7 @@ def _tails(text: str, words: Sequence[_Word]) -> Iterator[_Cut]:
         start = words[first_index].start
         if _is_quoted(text, start):
             continue
-        yield _Cut(_join_words(words[first_index:]), text[start:].rstrip(",.;:!?"), text[:start], text[:start])
+        yield _make_tail(text, words, first_index)
         for last_index in range(first_index + 1, len(words)):
             if _QUALIFIED.match(" ".join(word.text for word in words[last_index : last_index + 4])):
                 end = words[last_index - 1].end
@@ -691,6 +373,11 @@ def _tails(text: str, words: Sequence[_Word]) -> Iterator[_Cut]:
                     text[:start],
                     qualified=True,
                 )
+
+
+def _make_tail(text: str, words: Sequence[_Word], first_index: int) -> _Cut:
+    start = words[first_index].start
+    return _Cut(_join_words(words[first_index:]), text[start:].rstrip(",.;:!?"), text[:start], text[:start])
 
 
 def _is_quoted(text: str, position: int) -> bool:
