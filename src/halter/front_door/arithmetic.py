@@ -1,9 +1,10 @@
 """Arithmetic without a model: a tokenizer and a parser over exact fractions, with bounds on all that can grow."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Context, Decimal
 from fractions import Fraction
+from operator import add, mod, mul, sub
 from typing import Final
 
 import msgspec
@@ -41,9 +42,16 @@ _SIGN_WORDS: Final = (
 _SIGNS: Final = str.maketrans({"\u00d7": "*", "\u00b7": "*", "\u00f7": "/", "\u2212": "-", "\u2013": "-"})
 _TOKEN: Final = re.compile(
     r"\s*(?:(?P<number>\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d,])|\d+(?:\.\d+)?(?![\d,.])|\.\d+(?![\d,.]))"
-    r"|(?P<sign>\*\*|[-+*/^%()]|mod\b|of\b|(?<!\b0)x(?![a-z])))",
+    r"|(?P<power>\^|\*\*)|(?P<times>\*|(?<!\b0)x(?![a-z]))|(?P<mod>mod\b|%(?=\s*[\d.(]))|(?P<part>%\s*of\b)"
+    r"|(?P<sign>[-+/()]|%(?!\s*[-+])))",
     re.ASCII,
 )
+"""A number or a sign. Between two numbers % is the remainder, before `of` a part, else a percentage."""
+_OPERATORS: Final[Sequence[Mapping[str, Callable[[Fraction, Fraction], Fraction]]]] = (
+    {"+": add, "-": sub},
+    {"times": mul, "/": lambda left, right: left / right, "mod": mod},
+)
+_DIGITS: Final = "0123456789."
 _NOT_A_SUM: Final = re.compile(r"24/7|50/50|\d+([-/.])\d+\1\d+|0\d+[-/]\d+|\+?\d[\d -]*-\d{3,}", re.ASCII)
 
 
@@ -66,6 +74,11 @@ class _TokenCursor(msgspec.Struct):
         token = self.peek()
         self.at += 1
         return token
+
+    def accept(self, token: str) -> bool:
+        is_next = self.peek() == token
+        self.at += is_next
+        return is_next
 
 
 def evaluate_sum(sentence: str) -> str | None:
@@ -111,67 +124,52 @@ def _tokenize(text: str) -> list[str]:
         match = _TOKEN.match(text, position)
         if match is None:
             raise _NoSum
-        tokens.append(match["number"].replace(",", "") if match["number"] else match["sign"])
+        name = match.lastgroup or ""
+        tokens.append(match[name].replace(",", "") if name in {"number", "sign"} else name)
         position = match.end()
-    if not any(token[0] not in "0123456789." for token in tokens[1:]):
+    if all(token[0] in _DIGITS for token in tokens[1:]):
         raise _NoSum
     return tokens
 
 
 def _parse_whole(tokens: Sequence[str]) -> Fraction:
     cursor = _TokenCursor(tokens)
-    result = _parse_sum(cursor, MAX_SUM_DEPTH)
+    result = _parse_operators(cursor, MAX_SUM_DEPTH)
     if cursor.peek():
         raise _NoSum
     return result
 
 
-def _parse_sum(cursor: _TokenCursor, depth: int) -> Fraction:
-    left = _parse_product(cursor, depth)
-    while (sign := cursor.peek()) in {"+", "-"}:
+def _parse_operators(cursor: _TokenCursor, depth: int, level: int = 0) -> Fraction:
+    if level == len(_OPERATORS):
+        return _parse_signed(cursor, depth)
+    left = _parse_operators(cursor, depth, level + 1)
+    while operate := _OPERATORS[level].get(cursor.peek()):
         cursor.consume()
-        start = cursor.at
-        right = _parse_product(cursor, depth)
+        right = _parse_operators(cursor, depth, level + 1)
         # 200 + 10% is ambiguous: 200.1 or 220.
-        if "%" in cursor.tokens[start : cursor.at] and cursor.tokens[cursor.at - 1] == "%":
+        if level == 0 and cursor.tokens[cursor.at - 1] == "%":
             raise _NoSum
-        left = _check_size(left + right if sign == "+" else left - right)
+        left = _check_size(operate(left, right))
     return left
-
-
-def _parse_product(cursor: _TokenCursor, depth: int) -> Fraction:
-    left = _parse_signed(cursor, depth)
-    while (sign := cursor.peek()) in {"*", "x", "/", "mod", "%", "of"}:
-        if sign == "of":
-            raise _NoSum
-        cursor.consume()
-        right = _parse_signed(cursor, depth)
-        left = _check_size(_apply_operator(left, sign, right))
-    return left
-
-
-def _apply_operator(left: Fraction, sign: str, right: Fraction) -> Fraction:
-    if sign == "/":
-        return left / right
-    return left * right if sign in {"*", "x"} else left % right
 
 
 def _parse_signed(cursor: _TokenCursor, depth: int) -> Fraction:
     if depth <= 0:
         raise _NoSum
-    if cursor.peek() in {"-", "+"}:
-        sign = cursor.consume()
-        value = _parse_signed(cursor, depth - 1)
-        return -value if sign == "-" else value
-    return _parse_power(cursor, depth)
+    if cursor.accept("-"):
+        return -_parse_signed(cursor, depth - 1)
+    if cursor.accept("+"):
+        return _parse_signed(cursor, depth - 1)
+    value = _parse_value(cursor, depth)
+    if cursor.accept("%"):
+        value /= 100
+    elif cursor.accept("part"):
+        value = _check_size(value / 100 * _parse_signed(cursor, depth - 1))
+    return _raise_to_power(value, _parse_signed(cursor, depth - 1)) if cursor.accept("power") else value
 
 
-def _parse_power(cursor: _TokenCursor, depth: int) -> Fraction:
-    base = _parse_percent(cursor, depth)
-    if cursor.peek() not in {"^", "**"}:
-        return base
-    cursor.consume()
-    exponent = _parse_signed(cursor, depth - 1)
+def _raise_to_power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1:
         raise _NoSum
     if abs(exponent) * max(base.numerator.bit_length(), base.denominator.bit_length()) > MAX_BITS:
@@ -179,31 +177,14 @@ def _parse_power(cursor: _TokenCursor, depth: int) -> Fraction:
     return base**exponent.numerator
 
 
-def _parse_percent(cursor: _TokenCursor, depth: int) -> Fraction:
-    """Parse a value, or a percentage: `15%`, `15% of 80`. Between two numbers, % is the remainder."""
-    value = _parse_value(cursor, depth)
-    if cursor.peek() != "%":
-        return value
-    following = cursor.tokens[cursor.at + 1] if cursor.at + 1 < len(cursor.tokens) else ""
-    if following == "of":
-        cursor.at += 2
-        return _check_size(value / 100 * _parse_signed(cursor, depth - 1))
-    if following and following[0] in "0123456789.(":
-        return value
-    if following in {"+", "-"}:
-        raise _NoSum
-    cursor.consume()
-    return value / 100
-
-
 def _parse_value(cursor: _TokenCursor, depth: int) -> Fraction:
     symbol = cursor.consume()
     if symbol == "(":
-        value = _parse_sum(cursor, depth - 1)
-        if cursor.consume() != ")":
+        value = _parse_operators(cursor, depth - 1)
+        if not cursor.accept(")"):
             raise _NoSum
         return value
-    if not symbol or symbol[0] not in "0123456789.":
+    if not symbol or symbol[0] not in _DIGITS:
         raise _NoSum
     return _check_size(Fraction(Decimal(symbol)))
 
