@@ -22,7 +22,7 @@ from msgspec import UNSET, UnsetType
 from halter.autonomy.hot_state import FieldChange, HotStateSnapshot, LiveFacts
 from halter.autonomy.upkeep import ProgressEvent, count_fruitless_turns
 from halter.core.agent_spec import ActiveHours, Gate, HotField, Pacing
-from halter.core.clock import SECOND, Clock, format_duration
+from halter.core.clock import DAY_TIME_PATTERN, SECOND, Clock, format_duration
 from halter.core.codec import decode
 from halter.core.errors import ConfigError
 from halter.core.ids import Digest, session_stream
@@ -66,9 +66,6 @@ async def read_progress(store: Store, session: str) -> Sequence[ProgressEvent]:
     ]
 
 
-_TIME_OF_DAY: Final = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])")
-
-
 class Hours(msgspec.Struct, frozen=True):
     """A daily period in a time zone. An end before the start is on the next day."""
 
@@ -91,13 +88,12 @@ def parse_active_hours(spec: ActiveHours) -> Hours:
 
 
 def _clock(key: str, text: str) -> time:
-    match = _TIME_OF_DAY.fullmatch(text)
-    if match is None:
+    if re.fullmatch(DAY_TIME_PATTERN, text) is None:
         raise ConfigError(
             f'`active_hours.{key}` is {text!r}, which is not a time of day. Use a quoted time such as "08:00", '
             'from "00:00" to "23:59".'
         )
-    return time(int(match[1]), int(match[2]))
+    return time.fromisoformat(text)
 
 
 def find_wake_time(hours: Hours, now: int) -> int | None:

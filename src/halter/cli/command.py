@@ -33,7 +33,7 @@ from halter.cli.exit_codes import (
     TERMINATION_SIGNALS,
 )
 from halter.cli.output import answer_block, answer_json, answer_table, print_sentence, warn
-from halter.core.clock import DAY, parse_duration
+from halter.core.clock import parse_duration
 from halter.core.errors import HalterError, NotDone, StoreUnavailable, StoreUnusable
 from halter.core.ids import can_decide
 from halter.core.processes import LivenessWriter, note_end
@@ -50,9 +50,6 @@ OpenApp = Callable[[], AbstractAsyncContextManager[Runtime]]
 STORE_BACK_NOTICE: Final = "Store available again; resuming."
 
 INTERRUPTED_NOTICE: Final = "Interrupted. Committed changes are kept."
-
-MAX_TYPED_DURATION: Final = 36_500 * DAY
-"""A hundred years: a longer duration is a typing error."""
 
 STORE_POLL_SECONDS: Final = 1
 """Polling interval for an unavailable store."""
@@ -305,13 +302,7 @@ def require_person(app: Runtime, action: str) -> None:
 
 
 def parse_typed_duration(text: str) -> int:
-    try:
-        duration = report_errors(lambda: parse_duration(text), EXIT_USAGE)
-    except OverflowError:
-        duration = MAX_TYPED_DURATION + 1
-    if duration > MAX_TYPED_DURATION:
-        fail(f"Duration {text!r} is too long. The maximum is 36500d.", EXIT_USAGE)
-    return duration
+    return report_errors(lambda: parse_duration(text), EXIT_USAGE)
 
 
 def require_readable_name(text: str, noun: str) -> str:

@@ -18,7 +18,7 @@ from msgspec import UNSET, UnsetType, inspect
 
 from halter.config.yaml_reader import Document, KeyPath, Mistake, SourceMap
 from halter.core.agent_spec import REFLEX, SCRIPTED
-from halter.core.clock import SECOND, parse_duration
+from halter.core.clock import DAY_TIME_PATTERN, SECOND, parse_duration
 from halter.core.errors import ConfigError
 from halter.core.money import DOLLAR, usd_to_micros
 from halter.core.spec import AgentSpec, FleetSpec
@@ -38,7 +38,6 @@ _URL: Final = r"https?://[^\s@?#]+"
 _ADDRESS: Final = r"(?:https?|wss?)://[^\s@/?#{}]+(?:[/?][^\s#{}]*)?"
 _HEADER_NAME: Final = r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}"
 _HEADER: Final = r"[\x20-\x7e]*"
-_DAY_TIME: Final = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _PATH_INTO: Final = r"(?:(?:[^.\[\]]+|\[[0-9]{1,9}\])(?:\.[^.\[\]]+|\[[0-9]{1,9}\])*)?"
 _ARGUMENT_USE: Final = r"(?:destination|target|amount|content|detail)(?::[a-z][a-z0-9_-]{0,31})?"
 _BARE_MODEL: Final = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,60}"
@@ -260,7 +259,7 @@ SCALAR_FORMS: Final[Mapping[str, ScalarForm]] = MappingProxyType(
             _text(_HEADER),
             is_secret=True,
         ),
-        "day_time": _pattern_form(_DAY_TIME, "a time of day from 00:00 to 23:59, as in 08:00"),
+        "day_time": _pattern_form(DAY_TIME_PATTERN, "a time of day from 00:00 to 23:59, as in 08:00"),
         "path_into": _pattern_form(_PATH_INTO, "a path into a reading, as in quotes.AAPL or items[0].price"),
         "use": _pattern_form(
             _ARGUMENT_USE,

@@ -56,6 +56,9 @@ class SystemClock:
         await asyncio.sleep(duration / SECOND)
 
 
+DAY_TIME_PATTERN: Final = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+"""A time of day, as in `09:00`."""
+
 _UNITS: Final = {"d": DAY, "h": HOUR, "m": MINUTE, "s": SECOND, "ms": SECOND // 1000}
 MAX_DURATION: Final = 36_500 * DAY
 """A hundred years, so that a store can represent any moment plus a duration."""
@@ -67,7 +70,7 @@ def parse_duration(text: str) -> int:
     stripped_text = text.strip().lower()
     number_units = _PART.findall(stripped_text)
     if not number_units or _PART.sub("", stripped_text).strip():
-        raise ConfigError(f"{text!r} is not a duration. Write it like 30s, 15m, 1h30m or 90d.")
+        raise ConfigError(f"{text[:40]!r} is not a duration. Write it like 30s, 15m, 1h30m or 90d.")
     duration = sum(float(number) * _UNITS[unit] for number, unit in number_units)
     if duration > MAX_DURATION:
         raise ConfigError(f"{text[:40]!r} is too long for a duration: {MAX_DURATION // DAY:,} days is the maximum.")

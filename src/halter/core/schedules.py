@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 from cronsim import CronSim, CronSimError
 
-from halter.core.clock import DAY, HOUR, MINUTE, SECOND
+from halter.core.clock import DAY, DAY_TIME_PATTERN, HOUR, MINUTE, SECOND
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -68,7 +68,6 @@ LATEST_MOMENT: Final = 7_000 * 365 * DAY
 """The last moment of a tick: calendars end there."""
 EARLIEST_MOMENT: Final = -1_000 * 365 * DAY
 
-_CLOCK: Final = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])", re.ASCII)
 _AT: Final = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d)?(Z|[+-]\d\d:\d\d)?", re.ASCII)
 _FIELDS: Final = {
     "minute": "the minute must be from 0 to 59",
@@ -156,7 +155,7 @@ def _find_days_flaw(timing: Timing) -> str:
         return f"`days` must be from 1 to {MAX_INTERVAL_DAYS}."
     if not EARLIEST_MOMENT < timing.anchor < LATEST_MOMENT:
         return "The day from which `days` counts is beyond the calendar."
-    if _CLOCK.fullmatch(timing.time) is None:
+    if re.fullmatch(DAY_TIME_PATTERN, timing.time) is None:
         time = timing.time[:MAX_CRON_LENGTH]
         return f'`time` is {time!r}, which is not a time of day. Write it like "09:00", in quotes.'
     return ""

@@ -16,7 +16,7 @@ from typing import Any, Final, final
 
 import msgspec
 
-from halter.core.clock import HOUR, MINUTE, SECOND, parse_duration
+from halter.core.clock import HOUR, MAX_DURATION, MINUTE, SECOND, parse_duration
 from halter.core.errors import ConfigError
 from halter.core.events import YieldRequest
 from halter.core.messages import StopReason, ToolCall, ToolResult
@@ -491,17 +491,13 @@ def needs_long_cache(turn: Turn, now: int, min_sleep: int) -> bool:
     return max(interval, turn.longest_interval, turn.previous_interval) > CACHE_LIFETIME
 
 
-MAX_SLEEP_SECONDS: Final = 100 * 365 * 24 * 3600
-"""Longest sleep, in seconds, that every store can record."""
-
-
 def parse_sleep_seconds(sleep: float | str) -> float | None:
     """Parse a sleep as a model writes it: seconds, or a duration such as `15m`; None if it is neither."""
     try:
         seconds = parse_duration(sleep) / SECOND if isinstance(sleep, str) else sleep
-    except (ConfigError, OverflowError):
+    except ConfigError:
         return None
-    return min(seconds, MAX_SLEEP_SECONDS) if seconds >= 0 else None
+    return min(seconds, MAX_DURATION / SECOND) if seconds >= 0 else None
 
 
 class _YieldArguments(msgspec.Struct, frozen=True):

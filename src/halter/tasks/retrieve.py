@@ -123,7 +123,7 @@ def _moment(text: str, now: int) -> int | None:
         return (zoned - _EPOCH) // timedelta(microseconds=1)
     try:
         return now - parse_duration(text)
-    except (ConfigError, OverflowError):
+    except ConfigError:
         return None
 
 
