@@ -10,6 +10,7 @@ from calendar import monthrange
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from fractions import Fraction
+from functools import cache
 from types import MappingProxyType
 from typing import Final
 from zoneinfo import ZoneInfo, available_timezones
@@ -18,7 +19,7 @@ import msgspec
 
 from halter.core import clock
 from halter.core.clock import parse_duration
-from halter.core.schedules import Timing, find_first_moment, find_timing_flaw, find_zone, next_tick_after, to_local_time
+from halter.core.schedules import Timing, find_first_moment, find_timing_flaw, next_tick_after, to_local_time
 
 
 def _number_words(text: str, first: int) -> dict[str, int]:
@@ -146,7 +147,7 @@ class _TimePhrase(msgspec.Struct, frozen=True):
 
 def _parse_phrase(phrase: str, now: int, zone: str) -> Sequence[_TimePhrase]:
     """Parse a phrase in each possible way: with its time at the end, at the beginning, or without one."""
-    if (match := _ZONE.fullmatch(phrase)) and (zone_name := _find_written_zone(match["zone"])):
+    if (match := _ZONE.fullmatch(phrase)) and (zone_name := find_named_zone(match["zone"])):
         phrase, zone = match["rest"], zone_name
     phrase = _WORD.sub(lambda word: _FORMS_BY_WORD.get(word[0], word[0]), _ONCE.sub("every ", phrase))
     phrase = _ORDINAL_ENDING.sub("th", phrase)
@@ -160,21 +161,17 @@ def _make_phrase(groups: Mapping[str, str | None], now: int, zone: str) -> _Time
     return _TimePhrase(groups.get("core") or "", tuple(_ONE_CLOCK.findall(times)), day_part, zone, now)
 
 
-def _find_written_zone(text: str) -> str:
-    """Find a zone by its whole name, without regard to case. Returns an empty string if none matches."""
-    name = re.sub(r"[a-z]+", lambda match: match[0].capitalize(), text)
-    return "UTC" if text in {"utc", "gmt"} else name if find_zone(name) is not None else ""
+@cache
+def _index_zones() -> Mapping[str, str]:
+    """Index zones by name and by city, in lower case."""
+    names = sorted((name for name in available_timezones() if "/" in name), reverse=True)
+    zone_by_city = {name.lower().rpartition("/")[2]: name for name in names}
+    return {**zone_by_city, **{name.lower(): name for name in names}, "utc": "UTC", "gmt": "UTC"}
 
 
 def find_named_zone(text: str) -> str:
     """Find a zone by its name or its city. Returns an empty string if none matches."""
-    query = text.strip().replace(" ", "_")
-    if query in {"utc", "gmt"}:
-        return "UTC"
-    for name in sorted(available_timezones()):
-        if "/" in name and query in {name.lower(), name.lower().rpartition("/")[2]}:
-            return name
-    return ""
+    return _index_zones().get(text.strip().replace(" ", "_"), "")
 
 
 def _parse_clock_time(text: str, day_part: str) -> str:
@@ -209,7 +206,7 @@ _OTHER: Final = "other|second|[234]th|single"
 _COUNT: Final = rf"(?P<n>{_NUMBER}|{_OTHER})"
 _COUNTS: Final = {"a": 1, "an": 1, "single": 1, "other": 2, "second": 2}
 _UNITS: Final = {"s": clock.SECOND, "m": clock.MINUTE, "h": clock.HOUR, "d": clock.DAY, "w": 7 * clock.DAY}
-_SPAN: Final = re.compile(rf"(?P<n>{_NUMBER}) ?(?P<unit>{_UNIT}|secs?|[smhdw])")
+_SPAN: Final = re.compile(rf"(?P<n>{_NUMBER})(?: ?(?P<unit>{_UNIT}|secs?)|(?P<letter>[smhdw]))")
 _JOINED_SPAN: Final = re.compile(r"(?:\d{1,4}[hms]){2,3}")
 _MINUTES_BY_PHRASE: Final = {
     "half hour": 30,
@@ -219,6 +216,7 @@ _MINUTES_BY_PHRASE: Final = {
     "quarter-hour": 15,
     "quarter of an hour": 15,
     "hour and a half": 90,
+    "half a day": 720,
 }
 
 
@@ -234,7 +232,7 @@ def _parse_span(text: str) -> tuple[Fraction, str] | None:
     if _JOINED_SPAN.fullmatch(text):
         return Fraction(parse_duration(text), clock.SECOND), "s"
     match = _SPAN.fullmatch(text)
-    return match and (_parse_count(match["n"]), match["unit"][0])
+    return match and (_parse_count(match["n"]), (match["unit"] or match["letter"])[0])
 
 
 _MONTH_DAY: Final = r"(?:\d{1,2}(?:th)?|second)"
@@ -339,7 +337,7 @@ def _read_on_the_hour(_match: re.Match[str], phrase: _TimePhrase) -> Timing | st
 
 
 def _read_daily(match: re.Match[str], phrase: _TimePhrase) -> Timing | str:
-    return _make_cron_timing(phrase, match.groupdict().get("part"))
+    return _make_cron_timing(phrase, match["part"])
 
 
 def _read_weekdays(match: re.Match[str], phrase: _TimePhrase) -> Timing | str:
@@ -409,7 +407,7 @@ _Reader = Callable[[re.Match[str], _TimePhrase], Timing | str | None]
 _READERS: Final[Sequence[tuple[str, _Reader]]] = (
     (rf"{_EVERY} hour on the hour", _read_on_the_hour),
     (rf"{_EVERY} (?:(?:(?P<n>{_OTHER}) )?(?P<unit>{_UNIT})|(?P<span>.+))", _read_interval),
-    (r"(?:a|per) day", _read_daily),
+    (rf"{_EVERY} (?P<n>{_NUMBER}) (?P<unit>[smh])", _read_interval),
     (rf"{_EVERY} (?P<part>{_PART})", _read_daily),
     (_WEEKDAYS, _read_weekdays),
     (rf"(?:every weekend|(?:on |at )?weekends|on the weekend){_ITS_PART}", _read_weekends),
