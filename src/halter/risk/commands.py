@@ -323,7 +323,7 @@ UNKNOWN_WORDS: Final = "$*"
 _SHELL_CHARACTERS: Final = frozenset("`$\n\r;&|<>(){}!#\0")
 EXEC_OPTIONS: Final = frozenset({"-exec", "-execdir", "-ok", "-okdir"})
 _CD_PROGRAMS: Final = frozenset({"cd", "pushd", "chdir"})
-_SHELL_OPENERS: Final = make_word_set("ssh su sudo doas runuser script pkexec sg chroot unshare nsenter")
+_SHELL_OPENERS: Final = make_word_set("ssh su sudo doas runuser script pkexec sg chroot unshare nsenter parallel sem")
 _VALUED_SHELL_OPTIONS: Final = frozenset({"--rcfile", "--init-file", "--init-command"})
 _MAX_WORDS: Final = 1000
 _MAX_JOINED_LENGTH: Final = 4096
@@ -550,6 +550,7 @@ def split_shell_code(argv: Sequence[str]) -> tuple[str | None, list[str]]:
 def _make_command(simple: SimpleCommand, words: Sequence[str], folder: str, source: Command | None) -> Command:
     inherits = simple.feed is None and simple.text is None and not simple.reads and source is not None
     input_owner = source if inherits and source is not None else simple
+    unknown_feed = source.feed if source and UNKNOWN_WORDS in words else None
     return Command(
         argv=tuple(words),
         sets=simple.sets,
@@ -557,7 +558,7 @@ def _make_command(simple: SimpleCommand, words: Sequence[str], folder: str, sour
         reads=input_owner.reads,
         text=input_owner.text,
         feed=input_owner.feed,
-        word_inputs=simple.word_inputs,
+        word_inputs=(*simple.word_inputs, unknown_feed) if unknown_feed else simple.word_inputs,
         file_inputs=simple.file_inputs,
         folder=folder or (source.folder if source else ""),
         recursive=simple.recursive,
@@ -636,7 +637,7 @@ def _list_xargs_commands(inner: WrappedCommand, command: Command) -> Iterator[tu
 def _list_input_words(command: Command) -> tuple[str, ...]:
     input_text = command.input
     if input_text is not None:
-        return sample_words(input_text.split(), _MAX_WORDS)
+        return sample_words(input_text.replace("\0", " ").split(), _MAX_WORDS)
     roots = command.feed.roots if command.feed else ()
     return (UNKNOWN_WORDS, *roots)
 

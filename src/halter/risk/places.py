@@ -14,7 +14,7 @@ from halter.core.vocabulary import RiskLevel
 RiskFinding = tuple[RiskLevel, str]
 
 HOME: Final = "~"
-_GLOB: Final = frozenset("*?[")
+_GLOB: Final = frozenset("*?[(")
 _SYSTEM_FOLDERS: Final = make_word_set(
     "etc usr bin sbin lib lib32 lib64 libx32 boot dev proc sys var root opt run nix snap efi System Library "
     "Applications private"
@@ -97,7 +97,7 @@ def path_risk(path: str, effect: Effect) -> Iterator[RiskFinding]:
     normalized_path = normalize_path(path)
     parts = normalized_path.split("/")
     writes = effect == "write"
-    if normalized_path in _HARMLESS_DEVICES:
+    if normalized_path in _HARMLESS_DEVICES or normalized_path.startswith("/dev/fd/"):
         return
     if (
         normalized_path in _ACCOUNT_FILES

@@ -283,8 +283,10 @@ def _tar(command: Command) -> Iterator[JudgeFinding]:
             yield "HIGH", "unpacks files to absolute paths"
     if has_flag(words, "", "--remove-files", "--delete"):
         yield "HIGH", "deletes files"
-    for path in list_option_values(words, "-f", "--file"):
-        if has_flag(words, "cru", "--create", "--append") or set("cru") & set(flags):
+    if has_flag(words, "cru", "--create", "--append") or set("cru") & set(flags):
+        for path in list_operands(words):
+            yield from path_risk(path, "read")
+        for path in list_option_values(words, "-f", "--file"):
             yield from path_risk(path, "write")
 
 

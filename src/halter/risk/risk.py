@@ -5,6 +5,7 @@ Text that only mentions something has no risk: a search for `rm -rf /` deletes n
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final, cast
 
 import msgspec
@@ -85,6 +86,7 @@ _PROGRAM_VARIABLE: Final = re.compile(
     r"(?:\w+_)?(?:PAGER|EDITOR|BROWSER|COMMAND|ASKPASS|LESSOPEN|LESSCLOSE)|VISUAL|SHELL|GIT_SSH|GIT_EXTERNAL_DIFF|PS4|TAR_OPTIONS"
 )
 _FORMATTING_PROGRAM: Final = re.compile(r"mkfs.*|newfs.*|mke2fs|mkdosfs|mkntfs|mkexfatfs|mkudffs|mkreiserfs")
+_STORING_FLAGS: Final = re.compile(r"-[a-zA-Z]+[oO]")
 _SHARED_PATH_FOLDER: Final = re.compile(r"(?:^|:)(?:\.{0,2}(?=:|$)|\./|/tmp|/var/tmp|/dev/shm)")
 """A folder in a search path that is relative or that anyone may write to."""
 _GIT_CONFIG_VARIABLE: Final = re.compile(r"GIT_CONFIG_(KEY|VALUE)_\d+")
@@ -94,6 +96,8 @@ _LOADING_VARIABLES: Final = make_word_set(
     "RUBYLIB PYTHONSTARTUP PYTHONHOME GIT_CONFIG_PARAMETERS GIT_CONFIG_GLOBAL GIT_CONFIG_SYSTEM GIT_EXEC_PATH "
     "GIT_TEMPLATE_DIR JAVA_TOOL_OPTIONS"
 )
+_SPLITTING_PROGRAMS: Final = frozenset({"read", "mapfile", "readarray"})
+"""Programs that split their input by IFS, and run nothing."""
 _HOOK_VARIABLES: Final = make_word_set(
     "CLAUDE_CODE_SIMPLE CLAUDE_CODE_PERSONAL_HOOKS_OFF CLAUDE_CONFIG_DIR CODEX_HOME GEMINI_CLI_HOME CLAUDECODE "
     "GEMINI_CLI CURSOR_AGENT"
@@ -129,17 +133,23 @@ def _judge_line(
             for word in executed_words:
                 if word.removeprefix("./") in written_paths:
                     yield "HIGH", f"runs {word}, which the same line writes"
-            output_paths = (
-                list_option_values(command.argv[1:], "-o", "-O", "--output")
-                if command.program in NETWORK_JUDGES
-                else ()
-            )
+            output_paths = _list_fetched_files(command.argv[1:]) if command.program in NETWORK_JUDGES else ()
             copy_targets = (
                 list_operands(command.argv[1:])[-1:] if command.program in {"cp", "mv", "install", "tee"} else ()
             )
             written_paths.update(
                 path.removeprefix("./") for path in (*command.writes, *output_paths, *copy_targets) if path
             )
+
+
+def _list_fetched_files(words: Sequence[str]) -> Iterator[str]:
+    """Yield the files in which a program may store what it fetches: as an option says, or named as at its source."""
+    yield from list_option_values(words, "-o", "-O", "--output")
+    for word, following in pairwise((*words, "")):
+        if _STORING_FLAGS.fullmatch(word):
+            yield following
+        elif "://" in word:
+            yield program_of(word.partition("?")[0])
 
 
 def _unreadable_risk(line: UnreadableCommand) -> RiskFinding:
@@ -191,7 +201,8 @@ def command_risk(command: Command, *, looks_further: bool = True) -> Iterator[Ju
     for path in command.reads:
         yield from path_risk(path, "read")
     for name, value in command.sets:
-        yield from _variable_risk(name, value)
+        if name != "IFS" or command.program not in _SPLITTING_PROGRAMS:
+            yield from _variable_risk(name, value)
     if command.recursive:
         yield "CRITICAL", f"{command.program} calls itself endlessly"
     program = command.program
@@ -214,6 +225,8 @@ def _unknown_risk(command: Command) -> Iterator[JudgeFinding]:
     words = command.argv[1:]
     yield MentionedWords(tuple(word.lstrip("!:|") for word in words))
     yield from _options_that_run(command)
+    if any(feed.fetched for feed in command.file_inputs):
+        yield "CRITICAL", f"{command.program} may run downloaded code"
     if verb := find_deleting_word(words):
         yield "HIGH", f"{command.program} {verb} may delete data"
     if verb := find_reaching_word((name_script(command.program), *words)):
@@ -228,7 +241,7 @@ def _unknown_risk(command: Command) -> Iterator[JudgeFinding]:
         if is_statement(word):
             yield from sql_risk(word)
     for code in list_option_values(words, "-e", "-E", "--eval", "--execute", "--expr"):
-        if set(code) & set("(;`!{"):
+        if set(code.replace("${", "")) & set("(;`!{"):
             yield "HIGH", f"{command.program} runs code from its arguments"
 
 

@@ -10,7 +10,8 @@ import base64
 import binascii
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import islice
 from posixpath import basename
 from typing import Final
@@ -40,8 +41,8 @@ READERS: Final = make_word_set(
     "help command tldr cal ncal locale getconf getent lscpu lsblk lsusb lspci lsmod lsof netstat ss dig nslookup host "
     "ping ping6 traceroute tracepath mtr base64 base32 basenc cloc tokei scc diffstat exa eza lsd look iconv tput bc "
     "clear reset tty stty logname pathchk jobs fg bg disown hash shopt set unset export local declare typeset "
-    "readonly read mapfile readarray let return exit break continue shift getopts umask ulimit times logout for case "
-    "select in function esac xmllint xmlstarlet readelf objdump nm ldd size md5 shasum zipinfo ncdu pdftotext "
+    "readonly read mapfile readarray let return exit break continue shift getopts umask ulimit times logout exec "
+    "for case select in function esac xmllint xmlstarlet readelf objdump nm ldd size md5 shasum zipinfo ncdu pdftotext "
     "exiftool identify pylint flake8 mypy pyright basedpyright shellcheck hadolint yamllint sw_vers lsb_release "
     "dmidecode acpi sensors aspell hunspell env history uuidgen mktemp zdiff zcmp smartctl blkid lshw"
 )
@@ -73,7 +74,7 @@ def family_of(program: str) -> str:
 
 
 _ESCAPE: Final = re.compile(r"\\(x[0-9a-fA-F]{1,2}|0[0-7]{0,3}|[1-7][0-7]{0,2}|[\s\S])")
-_SIGNS: Final = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "e": "\x1b"}
+_SIGNS: Final = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "e": "\x1b", "\\": "\\"}
 _DIRECTIVE: Final = re.compile(r"%%|%[-+ #0-9.]*[a-zA-Z]")
 
 
@@ -123,13 +124,12 @@ def unescape_text(text: str) -> str:
     return _ESCAPE.sub(_unescape_sign, text)
 
 
-def _unescape_sign(match: re.Match[str]) -> str:
+def _unescape_sign(match: re.Match[str], unknown_prefix: str = "\\") -> str:
     code = match[1]
-    if code[0] == "x" and len(code) > 1:
-        return chr(int(code[1:], 16))
-    if code[0].isdigit() and code.isascii() and "8" not in code and "9" not in code:
-        return chr(int(code, 8))
-    return _SIGNS.get(code, code if code == "\\" else "\\" + code)
+    if code[0] in "xuU" and len(code) > 1:
+        number = int(code[1:], 16)
+        return chr(number) if number <= sys.maxunicode else ""
+    return chr(int(code, 8) & 0xFF) if code[0] in "01234567" else _SIGNS.get(code, unknown_prefix + code)
 
 
 def _find_roots(program: str, words: Sequence[str]) -> tuple[str, ...]:
@@ -192,6 +192,8 @@ _MAX_SOURCES: Final = 20
 _MAX_COMMANDS: Final = 1000
 _MAX_WORDS: Final = 10_000
 _MAX_GROWTH: Final = 4
+_SCANNED_PER_WORD: Final = 20
+"""As many characters of an expression as count as one more word."""
 
 _SPECIAL: Final = " \t\n\r{},*?[]~$=!#"
 _SHIFT: Final = 0xF0000
@@ -203,13 +205,17 @@ _BLANK: Final = re.compile(r"(?:[ \t\r]|\\\r?\n)+")
 _COMMENT: Final = re.compile(r"#[^\n]*")
 _REDIRECT: Final = re.compile(r"(?:\d+|\{\w+\})?(<<<|<<-|<<|<>|<&|>>|>\||>&|&>>|&>|<(?!\()|>(?!\())")
 _OPERATOR: Final = re.compile(r";;&|;;|;&|&&|\|\||\|&|[;&|\n]")
-_NUMBERS: Final = r"[^()`'\"$]*(?:\$(?!\()[^()`'\"$]*)*"
-_ARITHMETIC: Final = re.compile(rf"\$?\(\({_NUMBERS}(?:\({_NUMBERS}\){_NUMBERS})*\)\)")
+_IN_ARITHMETIC: Final = re.compile(r"[^()`'\"$\\]+")
+_TWO_WORDS: Final = re.compile(r"[A-Za-z_][\w./-]*\s+(?:--?[A-Za-z]|[~.]{0,2}/[A-Za-z]|[\w$])")
+"""Two words in sequence, which no expression has."""
+_SEQUENCE: Final = re.compile(rf"{_TWO_WORDS.pattern}|;")
+_COMMANDS: Final = re.compile(rf"{_SEQUENCE.pattern}|^\s*[A-Za-z_~./][\w./-]*\s*$")
+"""The same, or a single name, which as a command is rather a program."""
+_COPROCESS_NAME: Final = re.compile(r"[ \t]+\w+(?=[ \t]+[({])")
 _PARAMETER: Final = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
 _BRACED: Final = re.compile(r"\$\{(\w+|[@*])(?:\[[@*]\])?(?::?[-=]([\s\S]*))?\}")
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)(?:\[[^]]*\])?\+?=")
 _ANSI: Final = re.compile(r"\\(x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{1,4}|U[0-9a-fA-F]{1,8}|[0-7]{1,3}|[\s\S])")
-_ANSI_SIGNS: Final = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "e": "\x1b"}
 _ANSI_TEXT: Final = re.compile(r"\$'([^'\\]*(?:\\[\s\S][^'\\]*)*)'")
 _IN_DOUBLE: Final = re.compile(r"[^\"\\$`]+")
 _IN_BRACES: Final = re.compile(r"[^}'\"\\$`]+")
@@ -284,21 +290,18 @@ class _CommandDraft(msgspec.Struct):
 
 
 class _Values(msgspec.Struct):
-    """The parameters that a line defines, and the budget for parsing it.
+    """The parameters and aliases that a line defines, the processes it writes to, and the budget for parsing it.
 
-    Expansion is limited, since `a=$a$a` doubles.
+    Those in `list_names` have several values, also in double quotes. Expansion is limited, since `a=$a$a` doubles.
     """
 
     value_by_name: dict[str, str]
     remaining_length: int
+    list_names: set[str] = msgspec.field(default_factory=lambda: {"@"})
+    alias_by_name: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    consumers: list[list[_CommandDraft]] = msgspec.field(default_factory=list[list[_CommandDraft]])
     commands: int = 0
     words: int = 0
-
-    def get(self, name: str) -> str | None:
-        return self.value_by_name.get(name)
-
-    def define(self, name: str, value: str) -> None:
-        self.value_by_name[name] = value
 
     def count(self, *, commands: int = 0, words: int = 0) -> None:
         self.commands += commands
@@ -335,13 +338,17 @@ class _Reader:
         self._values = values
         self._depth = depth
         self._documents: list[_Document] = []
+        self._substitutions: int = 0
         self._inner: list[SimpleCommand] = []
         self._defines = ""
+        self._body_at: int = -1
 
     def read(self) -> list[SimpleCommand]:
-        """Parse to the end: the insides of substitutions first, then the commands."""
-        drafts = self._group("", None)
-        return [*self._inner, *_finish_commands(drafts)]
+        """Parse to the end: the insides of substitutions first, then the commands and the processes they write to."""
+        commands = _finish_commands(self._group("", None))
+        for drafts in reversed(self._values.consumers):
+            commands += _finish_commands(drafts, inner=True)
+        return [*self._inner, *commands]
 
     # Commands
 
@@ -349,7 +356,7 @@ class _Reader:
         """Read commands up to the end of a group; all of them can read from `source`."""
         drafts: list[_CommandDraft] = []
         latest: list[_CommandDraft] = []
-        upstream, inherited_source = source, source
+        upstream, inherited_source, is_continued = source, source, False
         case_depth, pattern_start = 0, -1
         while not self._ends(end):
             operator = _OPERATOR.match(self._text, self._at)
@@ -361,13 +368,19 @@ class _Reader:
                     raise MalformedShell
                 del drafts[pattern_start:]
                 pattern_start = -1
+            elif self._text[self._at] == "(" and pattern_start == len(drafts):
+                self._at += 1
             elif operator and not _REDIRECT.match(self._text, self._at):
                 self._at = operator.end()
-                upstream = self._read_operator(operator[0], drafts, latest) or inherited_source
+                if operator[0] == "\n":
+                    self._read_documents()
+                if operator[0] != "\n" or not is_continued:
+                    upstream = _find_sources(operator[0], drafts, latest) or inherited_source
+                is_continued = operator[0] in {"|", "|&"} or (is_continued and operator[0] == "\n")
                 if case_depth and operator[0].startswith((";;", ";&")):
                     pattern_start = len(drafts)
             else:
-                latest = self._command(upstream)
+                latest, is_continued = self._command(upstream), False
                 drafts += latest
                 latest_draft = latest[-1]
                 if latest_draft.words[:1] == ["case"]:
@@ -387,38 +400,33 @@ class _Reader:
             raise MalformedShell
         return True
 
-    def _read_operator(
-        self, operator: str, drafts: list[_CommandDraft], latest: list[_CommandDraft]
-    ) -> list[_CommandDraft] | None:
-        if operator == "\n":
-            self._read_documents()
-        if operator not in {"|", "|&"} or not latest:
-            return None
-        return drafts[-_MAX_SOURCES:] if latest[-1].closes else latest[-_MAX_SOURCES:]
-
     def _command(self, upstream: list[_CommandDraft] | None) -> list[_CommandDraft]:
         self._values.count(commands=1)
         draft = _CommandDraft(before=upstream)
         nested_drafts: list[_CommandDraft] = []
-        if self._text[self._at] == "(":
-            arithmetic = _ARITHMETIC.match(self._text, self._at)
-            if arithmetic:
-                self._at = arithmetic.end()
-            else:
-                self._at += 1
-                nested_drafts = self._read_nested(upstream)
+        if self._peek() == "(" and not self._read_arithmetic(self._at, draft, _COMMANDS):
+            is_body = self._at == self._body_at
+            self._at += 1
+            nested_drafts = self._read_nested(upstream)
+            self._defines = "" if is_body else self._defines
         self._read_words(draft)
         for source_draft in upstream or ():
             source_draft.piped = True
         return [*nested_drafts, draft]
 
     def _read_nested(self, source: list[_CommandDraft] | None) -> list[_CommandDraft]:
+        with self._deeper():
+            return self._group(")", source)
+
+    @contextmanager
+    def _deeper(self) -> Iterator[None]:
         self._depth += 1
         if self._depth > MAX_LINE_DEPTH:
             raise TooComplex
-        drafts = self._group(")", source)
-        self._depth -= 1
-        return drafts
+        try:
+            yield
+        finally:
+            self._depth -= 1
 
     def _read_words(self, draft: _CommandDraft) -> None:
         while True:
@@ -432,32 +440,39 @@ class _Reader:
             elif self._text[self._at] in ";&|\n)":
                 break
             elif self._text[self._at] == "(":
-                self._read_parenthesis(draft)
+                if self._ends_before_parenthesis(draft):
+                    break
             else:
                 self._add_word(draft)
                 self._drop_keyword(draft)
         if draft.words[:2] == ["set", "--"]:
             words = draft.resolved_words[2:]
             for name in ("@", "*"):
-                self._values.define(name, " ".join(words))
+                self._values.value_by_name[name] = " ".join(words)
             for number, word in enumerate(words, 1):
-                self._values.define(str(number), word)
+                self._values.value_by_name[str(number)] = word
         if draft.words[:1] == ["for"] and "in" in draft.words[2:3]:
-            self._values.define(draft.words[1], " ".join(draft.resolved_words[3:]))
+            self._values.list_names.add(draft.words[1])
+            self._values.value_by_name[draft.words[1]] = " ".join(draft.resolved_words[3:])
+        if draft.words[:1] == ["alias"]:
+            self._values.alias_by_name |= dict(word.split("=", 1) for word in draft.resolved_words[1:] if "=" in word)
 
-    def _read_parenthesis(self, draft: _CommandDraft) -> None:
-        """Read a parenthesis after words: a function definition, or the head of a loop."""
-        arithmetic = _ARITHMETIC.match(self._text, self._at)
-        if draft.words == ["for"] and arithmetic:
-            self._at = arithmetic.end()
-            return
+    def _ends_before_parenthesis(self, draft: _CommandDraft) -> bool:
+        """Read a parenthesis after words, unless it begins the next command or a pattern of `case`."""
+        if draft.words == ["for"] and self._read_arithmetic(self._at, draft, _TWO_WORDS):
+            return True
+        if not (draft.words or draft.sets or draft.writes) or draft.words[:1] == ["case"]:
+            return True
         self._at += 1
         self._skip_blanks()
         if len(draft.words) != 1 or self._peek() != ")":
             raise MalformedShell
         self._at += 1
         self._defines = draft.words[0]
+        self._skip_blanks()
+        self._body_at = self._at
         draft.words, draft.resolved_words = [], []
+        return False
 
     def _add_word(self, draft: _CommandDraft) -> None:
         word = self._read_word(draft)
@@ -465,10 +480,14 @@ class _Reader:
         is_export = draft.words[:1] and draft.words[0] in {"export", "declare", "local", "readonly", "typeset"}
         if assignment and (not draft.words or is_export):
             value = word.resolved[assignment.end() :].translate(_SHOW)
-            self._values.define(assignment[1], value)
+            self._values.value_by_name[assignment[1]] = value
             draft.sets.append((assignment[1], value))
             if not draft.words:
                 return
+        alias = self._values.alias_by_name.get(word.resolved) if not draft.words else None
+        if alias is not None:
+            self._values.count(words=len(alias.split()))
+            word.resolved = alias
         draft.words += [
             expanded_word.translate(_SHOW) for expanded_word in _expand_braces(word.raw) if expanded_word or word.quoted
         ]
@@ -484,8 +503,12 @@ class _Reader:
         match draft.words:
             case [word] if word in _OPENING_KEYWORDS:
                 draft.opens = True
+                name = _COPROCESS_NAME.match(self._text, self._at) if word == "coproc" else None
+                self._at = name.end() if name else self._at
             case [word] if word in _CLOSING_KEYWORDS:
                 draft.closes, self._defines = True, ""
+            case ["time"] | ["time", "-p"] if self._next_sign() != "-":
+                draft.opens = True
             case ["function", name]:
                 self._defines = name
             case ["[["]:
@@ -529,6 +552,9 @@ class _Reader:
             while self._at < len(self._text):
                 end = self._text.find("\n", self._at)
                 line = self._text[self._at : end if end >= 0 else len(self._text)]
+                if self._substitutions and line.lstrip("\t").startswith(document.end + ")"):
+                    self._at += line.index(")")
+                    break
                 self._at = end + 1 if end >= 0 else len(self._text)
                 line = line.lstrip("\t") if document.indented else line
                 if line.rstrip("\r") == document.end:
@@ -556,35 +582,40 @@ class _Reader:
             if plain_match:
                 word.add(plain_match[0])
                 self._at = plain_match.end()
-            elif sign == "'":
-                word.quoted = True
-                word.add(self._read_until("'").translate(_HIDE))
-            elif sign == '"':
-                word.quoted = True
-                self._at += 1
-                self._double(word, draft)
-            elif sign == "\\":
-                next_sign = self._text[self._at + 1 : self._at + 2]
-                if next_sign != "\n":
-                    word.quoted = True
-                    word.add((next_sign or "\\").translate(_HIDE))
-                self._at += 2
-            elif sign == "$":
-                self._dollar(word, draft, quoted=False)
-            elif sign == "`":
-                self._backticks(word, draft, quoted=False)
+            elif self._read_special(word, draft, quoted=False):
+                continue
             elif sign in "<>" and self._text.startswith("(", self._at + 1):
-                is_input = self._text[self._at] == "<"
-                self._at += 2
-                unknown_drafts = [_CommandDraft(feeds=CommandInput(("a process",)))]
-                feed = self._read_substitution(None if is_input else unknown_drafts)
-                draft.file_inputs.append(feed)
+                self._read_process(draft)
                 word.add("/dev/fd/63")
             elif sign == "(" and word.raw.endswith(("=", "?", "*", "+", "@", "!")):
                 self._read_list(word, draft)
             else:
                 break
         return word
+
+    def _read_special(self, word: _Word, draft: _CommandDraft, *, quoted: bool) -> bool:
+        """Read a quoted text, an escape or an expansion, if one begins here."""
+        sign = self._peek()
+        if sign == "$":
+            self._dollar(word, draft, quoted=quoted)
+        elif sign == "`":
+            self._backticks(word, draft, quoted=quoted)
+        elif sign == "'" and not quoted:
+            word.quoted = True
+            word.add(self._read_until("'").translate(_HIDE))
+        elif sign == '"':
+            word.quoted = True
+            self._at += 1
+            self._double(word, draft)
+        elif sign == "\\":
+            next_sign = self._text[self._at + 1 : self._at + 2]
+            if next_sign != "\n":
+                word.quoted = True
+                word.add((next_sign or "\\").translate(_HIDE))
+            self._at += 2
+        else:
+            return False
+        return True
 
     def _read_until(self, sign: str) -> str:
         end = self._text.find(sign, self._at + 1)
@@ -621,15 +652,13 @@ class _Reader:
 
     def _dollar(self, word: _Word, draft: _CommandDraft, *, quoted: bool) -> None:
         next_sign = self._text[self._at + 1 : self._at + 2]
-        arithmetic = _ARITHMETIC.match(self._text, self._at)
         parameter = _PARAMETER.match(self._text, self._at + 1)
-        if arithmetic:
-            word.add(arithmetic[0].translate(_HIDE))
-            self._at = arithmetic.end()
+        start = self._at
+        if self._read_arithmetic(start + 1, draft, _SEQUENCE):
+            word.add(self._text[start : self._at].translate(_HIDE))
         elif next_sign == "(":
-            start = self._at
             self._at += 2
-            feed = self._read_substitution(None)
+            feed = self._read_substitution()
             draft.word_inputs.append(feed)
             self._append(word, self._text[start : self._at], feed.text, quoted=quoted)
         elif next_sign == "{":
@@ -639,14 +668,19 @@ class _Reader:
             if not match:
                 raise MalformedShell
             word.quoted = True
-            word.add(_ANSI.sub(_unescape_ansi, match[1]).translate(_HIDE))
+            word.add(_ANSI.sub(lambda sign: _unescape_sign(sign, ""), match[1]).translate(_HIDE))
             self._at = match.end()
         elif next_sign == '"' and not quoted:
             self._at += 1
         elif parameter:
             source = "$" + parameter[0]
             self._at = parameter.end()
-            self._append(word, source, self._values.get(parameter[0]), quoted=quoted and parameter[0] != "@")
+            self._append(
+                word,
+                source,
+                self._values.value_by_name.get(parameter[0]),
+                quoted=quoted and parameter[0] not in self._values.list_names,
+            )
         else:
             word.add("$".translate(_HIDE))
             self._at += 1
@@ -659,11 +693,73 @@ class _Reader:
         expanded_text = value.rstrip("\n")
         word.add(source.translate(_HIDE), expanded_text.translate(_HIDE) if quoted else expanded_text)
 
-    def _read_substitution(self, source: list[_CommandDraft] | None) -> CommandInput:
+    def _read_process(self, draft: _CommandDraft) -> None:
+        """Read a process that a command reads as a file, or writes to as one."""
+        sign, preceding_text = self._text[self._at], self._text[: self._at]
+        self._at += 2
+        if sign == "<":
+            draft.file_inputs.append(self._read_substitution())
+            return
+        source = draft
+        if not draft.words:
+            is_fetched = not self._values.spend(preceding_text) or fetches([preceding_text])
+            source = _CommandDraft(feeds=CommandInput(("a process",), is_fetched))
+        self._values.consumers.append(self._read_substituted([source]))
+
+    def _read_substitution(self) -> CommandInput:
         """Read a substitution and return its output."""
-        drafts = self._read_nested(source)
+        drafts = self._read_substituted(None)
         self._inner += _finish_commands(drafts, inner=True)
         return _trace_pipelines(drafts)
+
+    def _read_substituted(self, source: list[_CommandDraft] | None) -> list[_CommandDraft]:
+        """Read the commands of a substitution, which has its own here-documents."""
+        documents, self._documents = self._documents, []
+        self._substitutions += 1
+        drafts = self._read_nested(source)
+        self._substitutions -= 1
+        self._documents = documents
+        return drafts
+
+    def _read_arithmetic(self, start: int, draft: _CommandDraft, commands: re.Pattern[str]) -> bool:
+        """Read an expression in double parentheses, with its substitutions. Return false if it is something else.
+
+        What has the form of `commands` is read as such, since a shell without such expressions runs it in a subshell.
+        """
+        if not self._text.startswith("((", start):
+            return False
+        resume = self._at, list(self._documents), self._substitutions
+        inner_count, input_count = len(self._inner), len(draft.word_inputs)
+        self._at = start + 2
+        expression = None
+        with suppress(MalformedShell), self._deeper():
+            expression = self._read_expression(draft)
+        self._values.count(words=1 + (self._at - start) // _SCANNED_PER_WORD)
+        closes = self._text.startswith("))", self._at)
+        if expression is not None and closes and not commands.search(expression):
+            self._at += 2
+            return True
+        self._at, self._documents, self._substitutions = resume
+        del self._inner[inner_count:], draft.word_inputs[input_count:]
+        return False
+
+    def _read_expression(self, draft: _CommandDraft) -> str:
+        """Read up to the parenthesis that closes an expression; `$` stands for what is known only at run time."""
+        expression, open_count = "", 0
+        while self._at < len(self._text) and (open_count or self._peek() != ")"):
+            chunk = _IN_ARITHMETIC.match(self._text, self._at)
+            sign, special = self._peek(), _Word()
+            if chunk:
+                self._at = chunk.end()
+                expression += chunk[0]
+            elif self._read_special(special, draft, quoted=False):
+                expression += "$" if sign in "$`" else special.raw
+            else:
+                open_count += 1 if sign == "(" else -1
+                self._at += 1
+                if open_count > MAX_LINE_DEPTH:
+                    raise TooComplex
+        return expression
 
     def _backticks(self, word: _Word, draft: _CommandDraft, *, quoted: bool) -> None:
         match = _BACKTICKED.match(self._text, self._at)
@@ -680,56 +776,42 @@ class _Reader:
         """Read a parameter in braces, with its default."""
         start = self._at
         self._at += 2
-        self._depth += 1
-        if self._depth > MAX_LINE_DEPTH:
-            raise TooComplex
+        with self._deeper():
+            self._skip_default(draft, quoted=quoted)
+        source = self._text[start : self._at]
+        match = _BRACED.fullmatch(source)
+        value = self._values.value_by_name.get(match[1]) if match else None
+        if match and match[2] and value is None:
+            value = match[2].strip("\"'")
+        is_list = "@" in source or (match and match[1] in self._values.list_names)
+        self._append(word, source, value, quoted=quoted and not is_list)
+
+    def _skip_default(self, draft: _CommandDraft, *, quoted: bool) -> None:
+        """Read up to the brace that closes a parameter."""
         default_word = _Word()
         while self._peek() != "}":
             chunk = _IN_BRACES.match(self._text, self._at)
             if chunk:
                 self._at = chunk.end()
-            elif self._peek() == "$":
-                self._dollar(default_word, draft, quoted=quoted)
-            elif self._peek() == "`":
-                self._backticks(default_word, draft, quoted=quoted)
-            elif self._peek() == '"' and not quoted:
+            elif not self._read_special(default_word, draft, quoted=quoted):
+                if self._at >= len(self._text):
+                    raise MalformedShell
                 self._at += 1
-                self._double(default_word, draft)
-            elif self._peek() == "'" and not quoted:
-                self._read_until("'")
-            elif self._at >= len(self._text):
-                raise MalformedShell
-            else:
-                self._at += 2 if self._peek() == "\\" else 1
         self._at += 1
-        self._depth -= 1
-        source = self._text[start : self._at]
-        match = _BRACED.fullmatch(source)
-        value = self._values.get(match[1]) if match else None
-        if match and match[2] and value is None:
-            value = match[2].strip("\"'")
-        self._append(word, source, value, quoted=quoted and "@" not in source)
 
     def _read_list(self, word: _Word, draft: _CommandDraft) -> None:
         """Read an array, or a pattern in parentheses."""
         self._at += 1
-        self._depth += 1
-        if self._depth > MAX_LINE_DEPTH:
-            raise TooComplex
         elements: list[_Word] = []
-        while True:
-            self._skip_blanks()
-            sign = self._peek()
-            if not sign:
-                raise MalformedShell
-            if sign == ")":
-                break
-            if sign in ";&|<>\n(":
-                self._at += 1
-            else:
-                elements.append(self._read_word(draft))
+        with self._deeper():
+            while (sign := self._next_sign()) != ")":
+                if not sign:
+                    raise MalformedShell
+                if sign in ";&|<>\n(":
+                    self._at += 1
+                else:
+                    elements.append(self._read_word(draft))
         self._at += 1
-        self._depth -= 1
         raw_list = "(" + " ".join(element.raw for element in elements) + ")"
         word.add(raw_list.translate(_HIDE), " ".join(element.resolved for element in elements))
 
@@ -742,16 +824,21 @@ class _Reader:
                 return
             self._at = match.end()
 
+    def _next_sign(self) -> str:
+        self._skip_blanks()
+        return self._peek()
+
     def _peek(self) -> str:
         return self._text[self._at : self._at + 1]
 
 
-def _unescape_ansi(match: re.Match[str]) -> str:
-    code = match[1]
-    if code[0] in "xuU" and len(code) > 1:
-        number = int(code[1:], 16)
-        return chr(number) if number <= sys.maxunicode else ""
-    return chr(int(code, 8) & 0xFF) if code[0] in "01234567" else _ANSI_SIGNS.get(code, code)
+def _find_sources(
+    operator: str, drafts: list[_CommandDraft], latest: list[_CommandDraft]
+) -> list[_CommandDraft] | None:
+    """Find the commands whose output the next one reads."""
+    if operator not in {"|", "|&"} or not latest:
+        return None
+    return drafts[-_MAX_SOURCES:] if latest[-1].closes else latest[-_MAX_SOURCES:]
 
 
 def _expand_braces(text: str) -> list[str]:
