@@ -58,9 +58,9 @@ from halter.operations.money import amount_of, reject_beyond_carved, reject_no_r
 from halter.operations.queries import AgentNews, read_needs, read_notices
 from halter.redaction.redact import Redactor
 from halter.redaction.secrets import read_environment_secrets
-from halter.risk.commands import WRAPPER_NAMES
 from halter.risk.interpreters import is_interpreter
-from halter.risk.shell_syntax import PRIVILEGE_RAISERS, SHELLS, program_of
+from halter.risk.program_names import PRIVILEGE_RAISERS, SHELLS, program_of
+from halter.risk.wrappers import WRAPPER_NAMES
 from halter.runtime.needs import Need, describe_continuation, make_decision_need
 
 DecisionName = Annotated[

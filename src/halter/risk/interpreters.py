@@ -12,8 +12,10 @@ from typing import Final
 import msgspec
 
 from halter.core.text import expand_names
+from halter.risk.command_input import CommandInput
 from halter.risk.commands import Command, split_shell_code
 from halter.risk.places import is_policy, is_root, path_risk
+from halter.risk.program_names import family_of
 from halter.risk.programs import (
     Judge,
     JudgeFinding,
@@ -26,7 +28,6 @@ from halter.risk.programs import (
     list_option_values,
     name_script,
 )
-from halter.risk.shell_syntax import CommandInput, family_of
 
 _LITERAL: Final = re.compile(r"'([^'\\\n]*(?:\\.[^'\\\n]*)*)'|\"([^\"\\\n]*(?:\\.[^\"\\\n]*)*)\"|`([^`]*)`")
 _DELETING: Final = re.compile(

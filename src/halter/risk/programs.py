@@ -12,7 +12,7 @@ from halter.core.text import expand_names, make_word_set
 from halter.core.vocabulary import RiskLevel
 from halter.risk.commands import EXEC_OPTIONS, UNKNOWN_WORDS, Command, list_find_roots
 from halter.risk.places import RiskFinding, host_risk, is_root, normalize_path, path_risk, url_risk
-from halter.risk.shell_syntax import program_of
+from halter.risk.program_names import program_of
 
 
 class NestedCommand(msgspec.Struct, frozen=True):

@@ -13,14 +13,7 @@ import msgspec
 from halter.core.text import expand_names, format_count, make_word_set
 from halter.core.tools import Effect, ToolSpec, Valid
 from halter.core.vocabulary import RiskLevel
-from halter.risk.commands import (
-    WRAPPER_NAMES,
-    Command,
-    ParseBudget,
-    UnreadableCommand,
-    make_parse_budget,
-    parse_commands,
-)
+from halter.risk.commands import Command, ParseBudget, UnreadableCommand, make_parse_budget, parse_commands
 from halter.risk.interpreters import CODE_JUDGES, INTERPRETERS, code_risk, interpreter_risk, is_interpreter, shell_risk
 from halter.risk.places import (
     RiskFinding,
@@ -33,6 +26,7 @@ from halter.risk.places import (
     sql_risk,
     url_risk,
 )
+from halter.risk.program_names import DESTROYERS, PRIVILEGE_RAISERS, READERS, SHELLS, program_of
 from halter.risk.programs import (
     FILE_JUDGES,
     NETWORK_JUDGES,
@@ -51,7 +45,7 @@ from halter.risk.programs import (
     setting_risk,
 )
 from halter.risk.services import SERVICE_JUDGES, WRAPPER_JUDGES, wrapper_output_risk
-from halter.risk.shell_syntax import DESTROYERS, PRIVILEGE_RAISERS, READERS, SHELLS, program_of
+from halter.risk.wrappers import WRAPPER_NAMES
 
 _PROGRAMS: Final[Mapping[str, Judge]] = {
     **FILE_JUDGES,

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import translate
 from functools import cache
-from importlib.resources import files
 from typing import Final
 
 import msgspec
@@ -18,6 +17,7 @@ from halter.core.vocabulary import RiskLevel
 from halter.risk.commands import Command
 from halter.risk.interpreters import source_risk
 from halter.risk.places import is_root, path_risk, sql_risk
+from halter.risk.program_names import read_entries
 from halter.risk.programs import (
     Judge,
     JudgeFinding,
@@ -184,14 +184,9 @@ def _parse_program(entry: str) -> _ProgramReach:
     )
 
 
-def _read_entries() -> Mapping[str, str]:
-    """Read the entry of each program from the table."""
-    text = files("halter.risk").joinpath("reach.txt").read_text("utf-8").replace("\n        ", " ")
-    entries = re.findall(r"^[^#\s].*(?:\n    .*)*", text, re.MULTILINE)
-    return {name: entry for entry in entries for name in entry.partition("|")[0].split()}
-
-
-_ENTRIES: Final = _read_entries()
+_ENTRIES: Final[Mapping[str, str]] = expand_names(
+    {entry.split("\n")[0].partition("|")[0]: entry for entry in read_entries("reach")}
+)
 
 
 @cache

@@ -2,187 +2,23 @@
 
 Quotes, escapes, braces, substitutions, here-documents, functions and compound commands are parsed as in a POSIX shell
 with the usual extensions. Values that a shell knows only at run time (a variable, the output of a command) stay as
-written; a second reading fills in everything that the line itself defines. The output of some commands follows from
-their words, and so does the input of the commands that read it.
+written; a second reading fills in everything that the line itself defines.
 """
 
-import base64
-import binascii
 import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
-from posixpath import basename
 from typing import Final
 
 import msgspec
 
-from halter.core.text import make_word_set
-
-SHELLS: Final = make_word_set(
-    "sh bash zsh dash ksh mksh pdksh fish ash yash tcsh csh rbash rzsh lksh osh nu elvish xonsh"
+from halter.risk.command_input import (
+    CommandInput,
+    fetches,
+    join_command_inputs,
+    trace_output,
+    unescape_sign,
 )
-
-FETCHERS: Final = make_word_set(
-    "curl wget fetch http https httpie xh aria2c axel lynx w3m links elinks ftp lftp sftp scp nc ncat netcat socat "
-    "telnet tftp hget GET"
-)
-
-PRIVILEGE_RAISERS: Final = make_word_set("sudo doas su pkexec runuser sudoedit run0 gosu setpriv")
-
-READERS: Final = make_word_set(
-    "ls dir vdir cat tac bat batcat grep egrep fgrep zgrep rg ag ack head tail wc echo printf pwd whoami id groups "
-    "users who w last date diff colordiff diff3 sdiff cmp sort uniq cut tr stat file du df ps pgrep pstree top htop "
-    "which type whereis test [ [[ true false : jq basename dirname realpath readlink tree less more most zless zcat "
-    "bzcat xzcat md5sum sha1sum sha224sum sha256sum sha384sum sha512sum b2sum cksum sum sleep wait uname arch nproc "
-    "hostname hostnamectl cd pushd popd dirs seq shuf column nl od xxd hexdump strings uptime free vmstat iostat "
-    "printenv yes expr comm join paste fold fmt pr rev expand unexpand tsort factor numfmt man info apropos whatis "
-    "help command tldr cal ncal locale getconf getent lscpu lsblk lsusb lspci lsmod lsof netstat ss dig nslookup host "
-    "ping ping6 traceroute tracepath mtr base64 base32 basenc cloc tokei scc diffstat exa eza lsd look iconv tput bc "
-    "clear reset tty stty logname pathchk jobs fg bg disown hash shopt set unset export local declare typeset "
-    "readonly read mapfile readarray let return exit break continue shift getopts umask ulimit times logout exec "
-    "for case select in function esac xmllint xmlstarlet readelf objdump nm ldd size md5 shasum zipinfo ncdu pdftotext "
-    "exiftool identify pylint flake8 mypy pyright basedpyright shellcheck hadolint yamllint sw_vers lsb_release "
-    "dmidecode acpi sensors aspell hunspell env history uuidgen mktemp zdiff zcmp smartctl blkid lshw"
-)
-"""Programs that write nothing and run nothing, except with certain options."""
-
-DESTROYERS: Final = make_word_set(
-    "rm rmdir unlink shred srm wipe chmod chown chgrp chattr setfacl mv dd truncate mkswap wipefs fdisk sfdisk cfdisk "
-    "gdisk sgdisk parted cryptsetup lvremove vgremove pvremove zpool zfs blkdiscard mdadm shutdown reboot poweroff "
-    "halt init telinit kexec kill pkill killall find git docker podman kubectl terraform tofu aws psql mysql mariadb "
-    "sqlite3 redis-cli mongo mongosh dropdb dropuser systemctl crontab rsync tee cp ln install sed awk gawk mawk perl "
-    "curl wget userdel groupdel usermod passwd iptables nft ufw mount umount halter tar busybox toybox"
-)
-"""Programs that make a line dangerous if an unknown program could run them."""
-
-_PYTHON: Final = re.compile(r"(?:python|pypy|pythonw|ipython|micropython|jython|bpython)[\d.]*[a-z]*(?:-\w+)?")
-_NUMBERED: Final = re.compile(r"(perl|ruby|node|nodejs|php|lua|luajit|tclsh|guile|deno|bun|julia|Rscript)[\d.-]*")
-
-
-def program_of(word: str) -> str:
-    return word if "$(" in word or "`" in word else basename(word.replace("\\", "/"))
-
-
-def family_of(program: str) -> str:
-    """Return the name of an interpreter without its version: `python` for `python3.11`."""
-    if _PYTHON.fullmatch(program):
-        return "python"
-    match = _NUMBERED.fullmatch(program)
-    return match[1] if match else program
-
-
-_ESCAPE: Final = re.compile(r"\\(x[0-9a-fA-F]{1,2}|0[0-7]{0,3}|[1-7][0-7]{0,2}|[\s\S])")
-_SIGNS: Final = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "e": "\x1b", "\\": "\\"}
-_DIRECTIVE: Final = re.compile(r"%%|%[-+ #0-9.]*[a-zA-Z]")
-
-
-class CommandInput(msgspec.Struct, frozen=True):
-    """The input of a command from other commands: their names, and true if any of them fetched it.
-
-    `roots` are the folders whose contents it lists; `text` is the content, if the line contains it.
-    """
-
-    programs: tuple[str, ...] = ()
-    fetched: bool = False
-    roots: tuple[str, ...] = ()
-    text: str | None = None
-
-
-def trace_output(words: Sequence[str], upstream: CommandInput | None, text: str | None) -> CommandInput:
-    """Trace the output of a command that reads `upstream` or `text`."""
-    program = program_of(words[0]) if words else ""
-    source = text if text is not None else upstream.text if upstream else None
-    is_fetched = (upstream is not None and upstream.fetched) or fetches(words)
-    return CommandInput(
-        (program,),
-        is_fetched,
-        _find_roots(program, words[1:]) or (upstream.roots if upstream else ()),
-        _predict_output(words, source),
-    )
-
-
-def join_command_inputs(inputs: Sequence[CommandInput]) -> CommandInput | None:
-    if len(inputs) <= 1:
-        return inputs[0] if inputs else None
-    texts = [source.text for source in inputs]
-    return CommandInput(
-        tuple(name for source in inputs for name in source.programs),
-        any(source.fetched for source in inputs),
-        tuple(root for source in inputs for root in source.roots),
-        None if None in texts else "\n".join(text or "" for text in texts),
-    )
-
-
-def fetches(words: Sequence[str]) -> bool:
-    """Return true if any word of a command names a program that fetches something."""
-    return any(program_of(token) in FETCHERS for word in words for token in word.split())
-
-
-def unescape_text(text: str) -> str:
-    return _ESCAPE.sub(_unescape_sign, text)
-
-
-def _unescape_sign(match: re.Match[str], unknown_prefix: str = "\\") -> str:
-    code = match[1]
-    if code[0] in "xuU" and len(code) > 1:
-        number = int(code[1:], 16)
-        return chr(number) if number <= sys.maxunicode else ""
-    return chr(int(code, 8) & 0xFF) if code[0] in "01234567" else _SIGNS.get(code, unknown_prefix + code)
-
-
-def _find_roots(program: str, words: Sequence[str]) -> tuple[str, ...]:
-    if program not in {"find", "ls", "fd", "fdfind", "tree", "du"}:
-        return ()
-    return tuple(islice((word for word in words if not word.startswith("-")), 8)) or (".",)
-
-
-def _predict_output(words: Sequence[str], source: str | None) -> str | None:
-    if not words:
-        return None
-    program, arguments = program_of(words[0]), list(words[1:])
-    match program:
-        case "echo":
-            while (
-                arguments
-                and arguments[0].startswith("-")
-                and set(arguments[0][1:]) <= set("neE")
-                and arguments[0] != "-"
-            ):
-                arguments.pop(0)
-            return unescape_text(" ".join(arguments))
-        case "printf":
-            return _format_printf([word for word in arguments if word != "--"])
-        case "cat" | "tac" | "tee" | "sponge" | "head" | "tail" | "sort" | "uniq" | "tr" | "cut" | "nl" | "pv":
-            passes_input = program == "tee" or not any(word == "-" or not word.startswith("-") for word in arguments)
-            return source if passes_input or arguments == ["-"] else None
-        case "base64" | "basenc":
-            return (
-                _decode_base64(source) if source and any(word[:2] in {"-d", "-D", "--"} for word in arguments) else None
-            )
-        case "yes":
-            return " ".join(arguments)
-        case _:
-            return None
-
-
-def _format_printf(words: Sequence[str]) -> str:
-    """Format as printf does; every directive takes the next word."""
-    if not words:
-        return ""
-    values = iter(words[1:])
-    pattern = unescape_text(words[0])
-    output = _DIRECTIVE.sub(lambda match: "%" if match[0] == "%%" else unescape_text(next(values, "")), pattern)
-    return " ".join([output, *(unescape_text(value) for value in values)])
-
-
-def _decode_base64(text: str) -> str | None:
-    try:
-        return base64.b64decode("".join(text.split()), validate=False).decode("utf-8", "replace")
-    except (binascii.Error, ValueError):
-        return None
-
 
 MAX_LINE_DEPTH: Final = 16
 
@@ -419,7 +255,7 @@ class _Reader:
             return self._group(")", source)
 
     @contextmanager
-    def _deeper(self) -> Iterator[None]:
+    def _deeper(self) -> Generator[None]:
         self._depth += 1
         if self._depth > MAX_LINE_DEPTH:
             raise TooComplex
@@ -668,7 +504,7 @@ class _Reader:
             if not match:
                 raise MalformedShell
             word.quoted = True
-            word.add(_ANSI.sub(lambda sign: _unescape_sign(sign, ""), match[1]).translate(_HIDE))
+            word.add(_ANSI.sub(lambda sign: unescape_sign(sign, ""), match[1]).translate(_HIDE))
             self._at = match.end()
         elif next_sign == '"' and not quoted:
             self._at += 1
