@@ -61,6 +61,7 @@ _GROUP: Final = re.compile(r"\{([^{},]*(?:,[^{},]*)+)\}")
 
 _DEFAULT_VALUES: Final = {"IFS": " ", "SHELL": "sh", "BASH": "bash"}
 _OPENING_KEYWORDS: Final = frozenset({"if", "then", "else", "elif", "while", "until", "do", "!", "{", "coproc"})
+_OPENING_COMMANDS: Final = frozenset({"for", "case", "select"})
 _CLOSING_KEYWORDS: Final = frozenset({"fi", "done", "esac", "}"})
 
 
@@ -219,13 +220,15 @@ class _Reader:
                 latest, is_continued = self._command(upstream), False
                 drafts += latest
                 latest_draft = latest[-1]
-                if latest_draft.words[:1] == ["case"]:
+                first_word = latest_draft.words[0] if latest_draft.words else ""
+                if first_word == "case":
                     case_depth, pattern_start = case_depth + 1, len(drafts)
                 if latest_draft.closes:
                     inherited_source, pattern_start = source, -1
-                elif latest_draft.opens and upstream:
+                elif (latest_draft.opens or first_word in _OPENING_COMMANDS) and upstream:
                     inherited_source = upstream
-                upstream = inherited_source
+                if first_word or self._peek() != "(":
+                    upstream = inherited_source
         return drafts
 
     def _ends(self, end: str) -> bool:
@@ -344,7 +347,7 @@ class _Reader:
             case [word] if word in _CLOSING_KEYWORDS:
                 draft.closes, self._defines = True, ""
             case ["time"] | ["time", "-p"] if self._next_sign() != "-":
-                draft.opens = True
+                pass
             case ["function", name]:
                 self._defines = name
             case ["[["]:
@@ -494,7 +497,7 @@ class _Reader:
             word.add(self._text[start : self._at].translate(_HIDE))
         elif next_sign == "(":
             self._at += 2
-            feed = self._read_substitution()
+            feed = self._read_substitution(draft)
             draft.word_inputs.append(feed)
             self._append(word, self._text[start : self._at], feed.text, quoted=quoted)
         elif next_sign == "{":
@@ -534,7 +537,7 @@ class _Reader:
         sign, preceding_text = self._text[self._at], self._text[: self._at]
         self._at += 2
         if sign == "<":
-            draft.file_inputs.append(self._read_substitution())
+            draft.file_inputs.append(self._read_substitution(draft))
             return
         source = draft
         if not draft.words:
@@ -542,9 +545,9 @@ class _Reader:
             source = _CommandDraft(feeds=CommandInput(("a process",), is_fetched))
         self._values.consumers.append(self._read_substituted([source]))
 
-    def _read_substitution(self) -> CommandInput:
-        """Read a substitution and return its output."""
-        drafts = self._read_substituted(None)
+    def _read_substitution(self, draft: _CommandDraft) -> CommandInput:
+        """Read a substitution, which reads the same input as its command, and return its output."""
+        drafts = self._read_substituted(draft.before)
         self._inner += _finish_commands(drafts, inner=True)
         return _trace_pipelines(drafts)
 
@@ -603,7 +606,7 @@ class _Reader:
             raise TooComplex if match else MalformedShell
         self._at = match.end()
         reader = _Reader(_BACKTICK_ESCAPE.sub(r"\1", match[1]), self._values, self._depth + 1)
-        drafts = reader._group("", None)
+        drafts = reader._group("", draft.before)
         self._inner += [*reader._inner, *_finish_commands(drafts, inner=True)]
         draft.word_inputs.append(_trace_pipelines(drafts))
         self._append(word, match[0], draft.word_inputs[-1].text, quoted=quoted)
@@ -674,7 +677,10 @@ def _find_sources(
     """Find the commands whose output the next one reads."""
     if operator not in {"|", "|&"} or not latest:
         return None
-    return drafts[-_MAX_SOURCES:] if latest[-1].closes else latest[-_MAX_SOURCES:]
+    sources = drafts[-_MAX_SOURCES:] if latest[-1].closes else latest[-_MAX_SOURCES:]
+    for draft in sources:
+        _trace_draft(draft)
+    return sources
 
 
 def _expand_braces(text: str) -> list[str]:
@@ -700,13 +706,19 @@ def _expand_braces(text: str) -> list[str]:
     return expanded_words
 
 
+def _trace_draft(draft: _CommandDraft) -> tuple[CommandInput | None, str | None]:
+    """Find what a command reads, from other commands and from the line, and note what it writes."""
+    feed = join_command_inputs([upstream.feeds for upstream in draft.before or () if upstream.feeds])
+    text = "\n".join(draft.texts) if draft.texts else None
+    draft.feeds = trace_output(draft.resolved_words or draft.words, feed, text) if draft.words else None
+    return feed, text
+
+
 def _finish_commands(drafts: Sequence[_CommandDraft], *, inner: bool = False) -> list[SimpleCommand]:
     """Turn drafts into commands with their inputs; those that feed a command come before it."""
     commands: list[SimpleCommand] = []
     for draft in drafts:
-        feed = join_command_inputs([upstream.feeds for upstream in draft.before or () if upstream.feeds])
-        text = "\n".join(draft.texts) if draft.texts else None
-        draft.feeds = trace_output(draft.resolved_words or draft.words, feed, text) if draft.words else None
+        feed, text = _trace_draft(draft)
         if draft.words or draft.writes or draft.sets:
             commands.append(
                 SimpleCommand(
