@@ -23,6 +23,8 @@ TOO_LOUD = {
     "until curl -sf http://127.0.0.1:8080/ready; do sleep 2; done": "a private address",
     'retry() { for i in 1 2 3; do "$@" && return; sleep 1; done; }; retry npm test': "functions are given no values",
     "[ -f .env ] || cp .env.example .env": "a file with secrets",
+    'tmp=$(mktemp -d); trap \'rm -rf "$tmp"\' EXIT; cp a "$tmp"/': "the folder is known only at run time",
+    "awk 'NR>1 && $3 ~ /^err/ { c[$2]++ } END { for (k in c) print k, c[k] | \"sort -k2nr\" }' log.txt": "awk runs it",
 }
 """Harmless lines that a person is asked about, with the reason."""
 
@@ -57,9 +59,9 @@ def fill_places(context: str, command: str) -> list[str]:
     ]
 
 
-def test_the_corpus_has_600_different_lines() -> None:
+def test_the_corpus_has_700_different_lines() -> None:
     cases = read_cases()
-    assert len({line for _, line in cases}) == len(cases) >= 600
+    assert len({line for _, line in cases}) == len(cases) >= 700
 
 
 def test_every_line_has_the_risk_that_a_person_expects() -> None:

@@ -2,7 +2,6 @@
 
 import re
 from importlib.resources import files
-from posixpath import basename
 from typing import Final
 
 from halter.core.text import make_word_set
@@ -26,7 +25,7 @@ _NUMBERED: Final = re.compile(r"(perl|ruby|node|nodejs|php|lua|luajit|tclsh|guil
 
 
 def program_of(word: str) -> str:
-    return word if "$(" in word or "`" in word else basename(word.replace("\\", "/"))
+    return word if "$(" in word or "`" in word else word.replace("\\", "/").rpartition("/")[2]
 
 
 def family_of(program: str) -> str:

@@ -49,7 +49,7 @@ _COMMANDS: Final = re.compile(rf"{_SEQUENCE.pattern}|^\s*[A-Za-z_~./][\w./-]*\s*
 """The same, or a single name, which as a command is rather a program."""
 _COPROCESS_NAME: Final = re.compile(r"[ \t]+\w+(?=[ \t]+[({])")
 _PARAMETER: Final = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
-_BRACED: Final = re.compile(r"\$\{(\w+|[@*])(?:\[[@*]\])?(?::?[-=]([\s\S]*))?\}")
+_BRACED: Final = re.compile(r"\$\{(\w+|[@*])(?:\[[@*]\])?(?::?([-=])([\s\S]*))?\}")
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)(?:\[[^]]*\])?\+?=")
 _ANSI: Final = re.compile(r"\\(x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{1,4}|U[0-9a-fA-F]{1,8}|[0-7]{1,3}|[\s\S])")
 _ANSI_TEXT: Final = re.compile(r"\$'([^'\\]*(?:\\[\s\S][^'\\]*)*)'")
@@ -123,6 +123,7 @@ class _CommandDraft(msgspec.Struct):
     closes: bool = False
     recursive: bool = False
     piped: bool = False
+    feed: CommandInput | None = None
     feeds: CommandInput | None = None
 
 
@@ -346,10 +347,10 @@ class _Reader:
                 self._at = name.end() if name else self._at
             case [word] if word in _CLOSING_KEYWORDS:
                 draft.closes, self._defines = True, ""
-            case ["time"] | ["time", "-p"] if self._next_sign() != "-":
-                pass
             case ["function", name]:
                 self._defines = name
+            case ["time"] | ["time", "-p"] if self._next_sign() != "-":
+                pass
             case ["[["]:
                 while draft.words[-1] != "]]":
                     self._skip_blanks()
@@ -493,7 +494,7 @@ class _Reader:
         next_sign = self._text[self._at + 1 : self._at + 2]
         parameter = _PARAMETER.match(self._text, self._at + 1)
         start = self._at
-        if self._read_arithmetic(start + 1, draft, _SEQUENCE):
+        if next_sign == "(" and self._read_arithmetic(start + 1, draft, _SEQUENCE):
             word.add(self._text[start : self._at].translate(_HIDE))
         elif next_sign == "(":
             self._at += 2
@@ -620,8 +621,10 @@ class _Reader:
         source = self._text[start : self._at]
         match = _BRACED.fullmatch(source)
         value = self._values.value_by_name.get(match[1]) if match else None
-        if match and match[2] and value is None:
-            value = match[2].strip("\"'")
+        if match and match[3] and value is None:
+            value = match[3].strip("\"'")
+            if match[2] == "=":
+                self._values.value_by_name[match[1]] = value
         is_list = "@" in source or (match and match[1] in self._values.list_names)
         self._append(word, source, value, quoted=quoted and not is_list)
 
@@ -710,7 +713,8 @@ def _trace_draft(draft: _CommandDraft) -> tuple[CommandInput | None, str | None]
     """Find what a command reads, from other commands and from the line, and note what it writes."""
     feed = join_command_inputs([upstream.feeds for upstream in draft.before or () if upstream.feeds])
     text = "\n".join(draft.texts) if draft.texts else None
-    draft.feeds = trace_output(draft.resolved_words or draft.words, feed, text) if draft.words else None
+    if draft.words and (draft.feeds is None or text is not None or feed is not draft.feed):
+        draft.feed, draft.feeds = feed, trace_output(draft.resolved_words or draft.words, feed, text)
     return feed, text
 
 
