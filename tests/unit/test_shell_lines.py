@@ -1,6 +1,8 @@
 """Shell lines of many forms have the risk that a person expects, and no form of a line is read endlessly."""
 
 import random
+import shutil
+import subprocess
 import time
 from pathlib import Path
 
@@ -15,6 +17,7 @@ SPEC = ToolSpec(name="act", description="Acts.", schema=b"{}", level="RESTRICTED
 PICTURES = {0x2400 + code: chr(code) for code in range(32)}
 ASKED = RISK_ORDER.index("HIGH")
 SEED = 38
+BASH = shutil.which("bash")
 MAX_SECONDS = 10
 """Far more than any line takes: a line that is read endlessly takes all of it."""
 
@@ -73,6 +76,29 @@ def test_every_line_has_the_risk_that_a_person_expects() -> None:
 def test_a_command_is_as_risky_wherever_a_line_runs_it(context: str) -> None:
     assert {line: rate(line) for line in fill_places(context, "rm -rf /") if rate(line) != "CRITICAL"} == {}
     assert {line: rate(line) for line in fill_places(context, "echo hi") if RISK_ORDER.index(rate(line)) >= ASKED} == {}
+
+
+@pytest.mark.skipif(BASH is None, reason="bash is not installed")
+def test_bash_runs_a_command_in_every_context(tmp_path: Path) -> None:
+    program = tmp_path / "leave-trace"
+    program.write_text('#!/bin/sh\necho ran >> "$TRACE"\n')
+    program.chmod(0o755)
+    unreached: list[str] = []
+    for number, context in enumerate(read_lines("shell_contexts.txt")):
+        trace = tmp_path / f"trace-{number}"
+        environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TRACE": str(trace), "HOME": str(tmp_path)}
+        for line in fill_places(context, program.name):
+            subprocess.run(
+                [str(BASH), "-c", line],
+                check=False,
+                cwd=tmp_path,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=MAX_SECONDS,
+            )
+        unreached += [] if trace.exists() else [context]
+    assert unreached == []
 
 
 def test_a_command_is_as_risky_in_contexts_within_contexts() -> None:
