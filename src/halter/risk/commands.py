@@ -138,7 +138,8 @@ class _CommandParser:
             return
         folder = ""
         for simple_command in commands:
-            for words in dict.fromkeys((simple_command.words, simple_command.resolved_words or simple_command.words)):
+            words_as_written = tuple(simple_command.words)
+            for words in dict.fromkeys((words_as_written, tuple(simple_command.resolved_words) or words_as_written)):
                 yield from self.command(_make_command(simple_command, words, folder, source), depth)
             if not simple_command.is_inner:
                 folder = _follow_cd(folder, simple_command.resolved_words)
@@ -247,19 +248,19 @@ def split_shell_code(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     return None, [] if reads_input else remaining
 
 
-def _make_command(simple: SimpleCommand, words: Sequence[str], folder: str, source: Command | None) -> Command:
-    inherits = simple.feed is None and simple.text is None and not simple.reads and source is not None
+def _make_command(simple: SimpleCommand, words: tuple[str, ...], folder: str, source: Command | None) -> Command:
+    inherits = simple.feed is None and not simple.texts and not simple.reads and source is not None
     input_owner = source if inherits and source is not None else simple
     unknown_feed = source.feed if source and UNKNOWN_WORDS in words else None
     return Command(
-        argv=tuple(words),
-        sets=simple.sets,
-        writes=simple.writes,
-        reads=input_owner.reads,
+        argv=words,
+        sets=tuple(simple.sets),
+        writes=tuple(simple.writes),
+        reads=tuple(input_owner.reads),
         text=input_owner.text,
         feed=input_owner.feed,
-        word_inputs=(*simple.word_inputs, unknown_feed) if unknown_feed else simple.word_inputs,
-        file_inputs=simple.file_inputs,
+        word_inputs=(*simple.word_inputs, unknown_feed) if unknown_feed else tuple(simple.word_inputs),
+        file_inputs=tuple(simple.file_inputs),
         folder=folder or (source.folder if source else ""),
         recursive=simple.recursive,
     )

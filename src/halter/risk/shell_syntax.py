@@ -73,28 +73,6 @@ class TooComplex(Exception):
     """A line that is nested more deeply, or expands to more words, than the limits."""
 
 
-class SimpleCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """One command of a line.
-
-    `words` are as written, without quotes; `resolved_words` include the variables and outputs that the line defines.
-    `feed` comes through a pipe, `text` from a here-document or here-string. `word_inputs` and `file_inputs` are
-    substitutions: the first are part of a word, the second are read as files. A command that `is_inner` is inside a
-    substitution. A `recursive` command is a function that calls itself.
-    """
-
-    words: tuple[str, ...] = ()
-    resolved_words: tuple[str, ...] = ()
-    sets: tuple[tuple[str, str], ...] = ()
-    writes: tuple[str, ...] = ()
-    reads: tuple[str, ...] = ()
-    text: str | None = None
-    feed: CommandInput | None = None
-    word_inputs: tuple[CommandInput, ...] = ()
-    file_inputs: tuple[CommandInput, ...] = ()
-    is_inner: bool = False
-    recursive: bool = False
-
-
 class _Word(msgspec.Struct):
     """A word while it is read. Quoted characters are masked, so that nothing expands them."""
 
@@ -107,8 +85,14 @@ class _Word(msgspec.Struct):
         self.resolved += raw if resolved is None else resolved
 
 
-class _CommandDraft(msgspec.Struct):
-    """A command while it is read; its here-document comes only after the line."""
+class SimpleCommand(msgspec.Struct):
+    """One command of a line; its here-documents come only after it is read.
+
+    `words` are as written, without quotes; `resolved_words` include the variables and outputs that the line defines.
+    `feed` comes through a pipe, `text` from a here-document or here-string. `word_inputs` and `file_inputs` are
+    substitutions: the first are part of a word, the second are read as files. A command that `is_inner` is inside a
+    substitution. A `recursive` command is a function that calls itself. `feeds` is what it writes.
+    """
 
     words: list[str] = msgspec.field(default_factory=list[str])
     resolved_words: list[str] = msgspec.field(default_factory=list[str])
@@ -118,13 +102,18 @@ class _CommandDraft(msgspec.Struct):
     texts: list[str] = msgspec.field(default_factory=list[str])
     word_inputs: list[CommandInput] = msgspec.field(default_factory=list[CommandInput])
     file_inputs: list[CommandInput] = msgspec.field(default_factory=list[CommandInput])
-    before: "list[_CommandDraft] | None" = None
+    before: "list[SimpleCommand] | None" = None
     opens: bool = False
     closes: bool = False
+    is_inner: bool = False
     recursive: bool = False
     piped: bool = False
     feed: CommandInput | None = None
     feeds: CommandInput | None = None
+
+    @property
+    def text(self) -> str | None:
+        return "\n".join(self.texts) if self.texts else None
 
 
 class _Values(msgspec.Struct):
@@ -137,7 +126,7 @@ class _Values(msgspec.Struct):
     remaining_length: int
     list_names: set[str] = msgspec.field(default_factory=lambda: {"@"})
     alias_by_name: dict[str, str] = msgspec.field(default_factory=dict[str, str])
-    consumers: list[list[_CommandDraft]] = msgspec.field(default_factory=list[list[_CommandDraft]])
+    consumers: list[list[SimpleCommand]] = msgspec.field(default_factory=list[list[SimpleCommand]])
     commands: int = 0
     words: int = 0
 
@@ -155,7 +144,7 @@ class _Values(msgspec.Struct):
 class _Document(msgspec.Struct):
     """A here-document that was announced and is not read yet."""
 
-    draft: _CommandDraft
+    draft: SimpleCommand
     end: str
     indented: bool
     expands: bool
@@ -190,10 +179,10 @@ class _Reader:
 
     # Commands
 
-    def _group(self, end: str, source: list[_CommandDraft] | None) -> list[_CommandDraft]:
+    def _group(self, end: str, source: list[SimpleCommand] | None) -> list[SimpleCommand]:
         """Read commands up to the end of a group; all of them can read from `source`."""
-        drafts: list[_CommandDraft] = []
-        latest: list[_CommandDraft] = []
+        drafts: list[SimpleCommand] = []
+        latest: list[SimpleCommand] = []
         upstream, inherited_source, is_continued = source, source, False
         case_depth, pattern_start = 0, -1
         while not self._ends(end):
@@ -240,10 +229,10 @@ class _Reader:
             raise MalformedShell
         return True
 
-    def _command(self, upstream: list[_CommandDraft] | None) -> list[_CommandDraft]:
+    def _command(self, upstream: list[SimpleCommand] | None) -> list[SimpleCommand]:
         self._values.count(commands=1)
-        draft = _CommandDraft(before=upstream)
-        nested_drafts: list[_CommandDraft] = []
+        draft = SimpleCommand(before=upstream)
+        nested_drafts: list[SimpleCommand] = []
         if self._peek() == "(" and not self._read_arithmetic(self._at, draft, _COMMANDS):
             is_body = self._at == self._body_at
             self._at += 1
@@ -254,7 +243,7 @@ class _Reader:
             source_draft.piped = True
         return [*nested_drafts, draft]
 
-    def _read_nested(self, source: list[_CommandDraft] | None) -> list[_CommandDraft]:
+    def _read_nested(self, source: list[SimpleCommand] | None) -> list[SimpleCommand]:
         with self._deeper():
             return self._group(")", source)
 
@@ -268,7 +257,7 @@ class _Reader:
         finally:
             self._depth -= 1
 
-    def _read_words(self, draft: _CommandDraft) -> None:
+    def _read_words(self, draft: SimpleCommand) -> None:
         while True:
             self._skip_blanks()
             if self._at >= len(self._text):
@@ -297,7 +286,7 @@ class _Reader:
         if draft.words[:1] == ["alias"]:
             self._values.alias_by_name |= dict(word.split("=", 1) for word in draft.resolved_words[1:] if "=" in word)
 
-    def _ends_before_parenthesis(self, draft: _CommandDraft) -> bool:
+    def _ends_before_parenthesis(self, draft: SimpleCommand) -> bool:
         """Read a parenthesis after words, unless it begins the next command or a pattern of `case`."""
         if draft.words == ["for"] and self._read_arithmetic(self._at, draft, _TWO_WORDS):
             return True
@@ -314,7 +303,7 @@ class _Reader:
         draft.words, draft.resolved_words = [], []
         return False
 
-    def _add_word(self, draft: _CommandDraft) -> None:
+    def _add_word(self, draft: SimpleCommand) -> None:
         word = self._read_word(draft)
         assignment = _ASSIGNMENT.match(word.raw)
         is_export = draft.words[:1] and draft.words[0] in {"export", "declare", "local", "readonly", "typeset"}
@@ -338,7 +327,7 @@ class _Reader:
         if len(draft.words) == 1 and draft.words[0] == self._defines:
             draft.recursive = True
 
-    def _drop_keyword(self, draft: _CommandDraft) -> None:
+    def _drop_keyword(self, draft: SimpleCommand) -> None:
         """Drop the keywords of compound commands, which leaves their commands."""
         match draft.words:
             case [word] if word in _OPENING_KEYWORDS:
@@ -368,7 +357,7 @@ class _Reader:
 
     # Redirections
 
-    def _redirect(self, draft: _CommandDraft, sign: str) -> None:
+    def _redirect(self, draft: SimpleCommand, sign: str) -> None:
         self._skip_blanks()
         word = self._read_word(draft)
         target = word.raw.translate(_SHOW)
@@ -408,12 +397,12 @@ class _Reader:
 
     def read_document(self) -> list[SimpleCommand]:
         """Return the commands that the expansion of a here-document runs."""
-        self._double(_Word(), _CommandDraft(), document=True)
+        self._double(_Word(), SimpleCommand(), document=True)
         return self._inner
 
     # Words
 
-    def _read_word(self, draft: _CommandDraft) -> _Word:
+    def _read_word(self, draft: SimpleCommand) -> _Word:
         word = _Word()
         self._values.count(words=1)
         while self._at < len(self._text):
@@ -433,7 +422,7 @@ class _Reader:
                 break
         return word
 
-    def _read_special(self, word: _Word, draft: _CommandDraft, *, quoted: bool) -> bool:
+    def _read_special(self, word: _Word, draft: SimpleCommand, *, quoted: bool) -> bool:
         """Read a quoted text, an escape or an expansion, if one begins here."""
         sign = self._peek()
         if sign == "$":
@@ -465,7 +454,7 @@ class _Reader:
         self._at = end + 1
         return quoted_text
 
-    def _double(self, word: _Word, draft: _CommandDraft, *, document: bool = False) -> None:
+    def _double(self, word: _Word, draft: SimpleCommand, *, document: bool = False) -> None:
         while True:
             chunk = _IN_DOUBLE.match(self._text, self._at)
             if chunk:
@@ -490,7 +479,7 @@ class _Reader:
                 if not document:
                     return
 
-    def _dollar(self, word: _Word, draft: _CommandDraft, *, quoted: bool) -> None:
+    def _dollar(self, word: _Word, draft: SimpleCommand, *, quoted: bool) -> None:
         next_sign = self._text[self._at + 1 : self._at + 2]
         parameter = _PARAMETER.match(self._text, self._at + 1)
         start = self._at
@@ -533,7 +522,7 @@ class _Reader:
         expanded_text = value.rstrip("\n")
         word.add(source.translate(_HIDE), expanded_text.translate(_HIDE) if quoted else expanded_text)
 
-    def _read_process(self, draft: _CommandDraft) -> None:
+    def _read_process(self, draft: SimpleCommand) -> None:
         """Read a process that a command reads as a file, or writes to as one."""
         sign, preceding_text = self._text[self._at], self._text[: self._at]
         self._at += 2
@@ -543,16 +532,16 @@ class _Reader:
         source = draft
         if not draft.words:
             is_fetched = not self._values.spend(preceding_text) or fetches([preceding_text])
-            source = _CommandDraft(feeds=CommandInput(("a process",), is_fetched))
+            source = SimpleCommand(feeds=CommandInput(("a process",), is_fetched))
         self._values.consumers.append(self._read_substituted([source]))
 
-    def _read_substitution(self, draft: _CommandDraft) -> CommandInput:
+    def _read_substitution(self, draft: SimpleCommand) -> CommandInput:
         """Read a substitution, which reads the same input as its command, and return its output."""
         drafts = self._read_substituted(draft.before)
         self._inner += _finish_commands(drafts, inner=True)
         return _trace_pipelines(drafts)
 
-    def _read_substituted(self, source: list[_CommandDraft] | None) -> list[_CommandDraft]:
+    def _read_substituted(self, source: list[SimpleCommand] | None) -> list[SimpleCommand]:
         """Read the commands of a substitution, which has its own here-documents."""
         documents, self._documents = self._documents, []
         self._substitutions += 1
@@ -561,7 +550,7 @@ class _Reader:
         self._documents = documents
         return drafts
 
-    def _read_arithmetic(self, start: int, draft: _CommandDraft, commands: re.Pattern[str]) -> bool:
+    def _read_arithmetic(self, start: int, draft: SimpleCommand, commands: re.Pattern[str]) -> bool:
         """Read an expression in double parentheses, with its substitutions. Return false if it is something else.
 
         What has the form of `commands` is read as such, since a shell without such expressions runs it in a subshell.
@@ -583,7 +572,7 @@ class _Reader:
         del self._inner[inner_count:], draft.word_inputs[input_count:]
         return False
 
-    def _read_expression(self, draft: _CommandDraft) -> str:
+    def _read_expression(self, draft: SimpleCommand) -> str:
         """Read up to the parenthesis that closes an expression; `$` stands for what is known only at run time."""
         expression, open_count = "", 0
         while self._at < len(self._text) and (open_count or self._peek() != ")"):
@@ -601,7 +590,7 @@ class _Reader:
                     raise TooComplex
         return expression
 
-    def _backticks(self, word: _Word, draft: _CommandDraft, *, quoted: bool) -> None:
+    def _backticks(self, word: _Word, draft: SimpleCommand, *, quoted: bool) -> None:
         match = _BACKTICKED.match(self._text, self._at)
         if not match or self._depth >= MAX_LINE_DEPTH:
             raise TooComplex if match else MalformedShell
@@ -612,7 +601,7 @@ class _Reader:
         draft.word_inputs.append(_trace_pipelines(drafts))
         self._append(word, match[0], draft.word_inputs[-1].text, quoted=quoted)
 
-    def _read_braced_parameter(self, word: _Word, draft: _CommandDraft, *, quoted: bool) -> None:
+    def _read_braced_parameter(self, word: _Word, draft: SimpleCommand, *, quoted: bool) -> None:
         """Read a parameter in braces, with its default."""
         start = self._at
         self._at += 2
@@ -628,7 +617,7 @@ class _Reader:
         is_list = "@" in source or (match and match[1] in self._values.list_names)
         self._append(word, source, value, quoted=quoted and not is_list)
 
-    def _skip_default(self, draft: _CommandDraft, *, quoted: bool) -> None:
+    def _skip_default(self, draft: SimpleCommand, *, quoted: bool) -> None:
         """Read up to the brace that closes a parameter."""
         default_word = _Word()
         while self._peek() != "}":
@@ -641,7 +630,7 @@ class _Reader:
                 self._at += 1
         self._at += 1
 
-    def _read_list(self, word: _Word, draft: _CommandDraft) -> None:
+    def _read_list(self, word: _Word, draft: SimpleCommand) -> None:
         """Read an array, or a pattern in parentheses."""
         self._at += 1
         elements: list[_Word] = []
@@ -675,14 +664,14 @@ class _Reader:
 
 
 def _find_sources(
-    operator: str, drafts: list[_CommandDraft], latest: list[_CommandDraft]
-) -> list[_CommandDraft] | None:
+    operator: str, drafts: list[SimpleCommand], latest: list[SimpleCommand]
+) -> list[SimpleCommand] | None:
     """Find the commands whose output the next one reads."""
     if operator not in {"|", "|&"} or not latest:
         return None
     sources = drafts[-_MAX_SOURCES:] if latest[-1].closes else latest[-_MAX_SOURCES:]
     for draft in sources:
-        _trace_draft(draft)
+        _trace_command(draft)
     return sources
 
 
@@ -709,40 +698,23 @@ def _expand_braces(text: str) -> list[str]:
     return expanded_words
 
 
-def _trace_draft(draft: _CommandDraft) -> tuple[CommandInput | None, str | None]:
-    """Find what a command reads, from other commands and from the line, and note what it writes."""
-    feed = join_command_inputs([upstream.feeds for upstream in draft.before or () if upstream.feeds])
-    text = "\n".join(draft.texts) if draft.texts else None
-    if draft.words and (draft.feeds is None or text is not None or feed is not draft.feed):
-        draft.feed, draft.feeds = feed, trace_output(draft.resolved_words or draft.words, feed, text)
-    return feed, text
+def _trace_command(command: SimpleCommand) -> None:
+    """Find what a command reads from others, and what it writes."""
+    feed = join_command_inputs([upstream.feeds for upstream in command.before or () if upstream.feeds])
+    if command.words and (command.feeds is None or command.texts or feed is not command.feed):
+        command.feeds = trace_output(command.resolved_words or command.words, feed, command.text)
+    command.feed = feed
 
 
-def _finish_commands(drafts: Sequence[_CommandDraft], *, inner: bool = False) -> list[SimpleCommand]:
-    """Turn drafts into commands with their inputs; those that feed a command come before it."""
-    commands: list[SimpleCommand] = []
-    for draft in drafts:
-        feed, text = _trace_draft(draft)
-        if draft.words or draft.writes or draft.sets:
-            commands.append(
-                SimpleCommand(
-                    words=tuple(draft.words),
-                    resolved_words=tuple(draft.resolved_words),
-                    sets=tuple(draft.sets),
-                    writes=tuple(draft.writes),
-                    reads=tuple(draft.reads),
-                    text=text,
-                    feed=feed,
-                    word_inputs=tuple(draft.word_inputs),
-                    file_inputs=tuple(draft.file_inputs),
-                    is_inner=inner,
-                    recursive=draft.recursive,
-                )
-            )
-    return commands
+def _finish_commands(commands: Sequence[SimpleCommand], *, inner: bool = False) -> list[SimpleCommand]:
+    """Trace commands and leave out the empty ones; those that feed a command come before it."""
+    for command in commands:
+        command.is_inner = inner
+        _trace_command(command)
+    return [command for command in commands if command.words or command.writes or command.sets]
 
 
-def _trace_pipelines(drafts: Sequence[_CommandDraft]) -> CommandInput:
+def _trace_pipelines(drafts: Sequence[SimpleCommand]) -> CommandInput:
     """Return the output of commands, which is that of the last command of each pipeline."""
     return (
         join_command_inputs([draft.feeds for draft in drafts if draft.feeds and not draft.piped][-_MAX_SOURCES:])
