@@ -2,6 +2,7 @@
 
 A field has the name of its key. UNSET means that the key is absent: the other file, or the default, then applies.
 Human forms (`30m`, dollars, `none`, `20/hour`) are parsed to integers; the forms are defined in `agent_spec`.
+`order` in the metadata of a policy key says which of two values is the stricter; `halter.policy.order` has the kinds.
 """
 
 import hashlib
@@ -66,16 +67,32 @@ from halter.core.tools import (
 )
 from halter.core.usage import UNKNOWN_PRICES, Price, UnknownPrice
 
+# The kinds of order that many keys have.
+LOWER: Final[dict[str, Any]] = {"order": "lower"}
+LOWER_ABOVE_ZERO: Final[dict[str, Any]] = {"order": "lower", "unlimited": 0}
+COVERED: Final[dict[str, Any]] = {"order": "covered"}
+NO_LIMIT: Final[dict[str, Any]] = {"order": "free"}
+DECLARED: Final[dict[str, Any]] = {"order": "declared"}
+LOCAL: Final[dict[str, Any]] = {"order": "local"}
+
 OnCap = Literal["wrap_up", "stop", "ask", "wait"]
 
 Recoveries = Annotated[
-    int, Meta(ge=0, le=100, description="Maximum number of continuations of a truncated answer; 0 disables.")
+    int,
+    Meta(
+        ge=0, le=100, description="Maximum number of continuations of a truncated answer; 0 disables.", extra=NO_LIMIT
+    ),
 ]
-Repeats = Annotated[int, Meta(ge=1, le=1000, description="Maximum number of consecutive identical steps.")]
+Repeats = Annotated[
+    int, Meta(ge=1, le=1000, description="Maximum number of consecutive identical steps.", extra=NO_LIMIT)
+]
 ReserveTokens = Annotated[
-    int, Meta(ge=0, description="Tokens before the end of the budget at which the model is warned.")
+    int,
+    Meta(ge=0, description="Tokens before the end of the budget at which the model is warned.", extra=NO_LIMIT),
 ]
-ReserveCost = Annotated[float, Meta(ge=0, le=1, description="Fraction of the cap reserved for the wrap-up.")]
+ReserveCost = Annotated[
+    float, Meta(ge=0, le=1, description="Fraction of the cap reserved for the wrap-up.", extra=NO_LIMIT)
+]
 
 
 class Limits(Spec, frozen=True):
@@ -83,41 +100,63 @@ class Limits(Spec, frozen=True):
 
     ALIASES: ClassVar[Mapping[str, str]] = MappingProxyType({"cost_limit": "max_cost_usd"})
 
-    max_cost_usd: Annotated[Dollars, Meta(description="Maximum cost of one session.")] | UnsetType = UNSET
-    max_cost_usd_per_hour: Annotated[Dollars, Meta(description="Maximum cost of the agent in an hour.")] | UnsetType = (
-        UNSET
-    )
-    max_cost_usd_per_day: Annotated[Dollars, Meta(description="Maximum cost of the agent in a day.")] | UnsetType = (
-        UNSET
-    )
+    max_cost_usd: Annotated[Dollars, Meta(description="Maximum cost of one session.", extra=LOWER)] | UnsetType = UNSET
+    max_cost_usd_per_hour: (
+        Annotated[Dollars, Meta(description="Maximum cost of the agent in an hour.", extra=LOWER)] | UnsetType
+    ) = UNSET
+    max_cost_usd_per_day: (
+        Annotated[Dollars, Meta(description="Maximum cost of the agent in a day.", extra=LOWER)] | UnsetType
+    ) = UNSET
     on_cap: (
         Annotated[
             OnCap,
             Meta(
                 description="Behaviour of a session at its cap; with `wait`, a program's run sleeps until a window "
-                "opens."
+                "opens.",
+                extra=NO_LIMIT,
             ),
         ]
         | UnsetType
     ) = UNSET
     token_budget: (
         Annotated[
-            int, Meta(ge=0, description="Maximum tokens of one session, without those read from a cache; 0 disables.")
+            int,
+            Meta(
+                ge=0,
+                description="Maximum tokens of one session, without those read from a cache; 0 disables.",
+                extra=LOWER_ABOVE_ZERO,
+            ),
         ]
         | UnsetType
     ) = UNSET
-    max_steps: Annotated[int, Meta(ge=1, description="Maximum number of steps in a turn.")] | UnsetType = UNSET
-    timeout: Annotated[Duration, Meta(description="Time limit of one turn; 0 disables.")] | UnsetType = UNSET
+    max_steps: Annotated[int, Meta(ge=1, description="Maximum number of steps in a turn.", extra=LOWER)] | UnsetType = (
+        UNSET
+    )
+    timeout: (
+        Annotated[Duration, Meta(description="Time limit of one turn; 0 disables.", extra=LOWER_ABOVE_ZERO)] | UnsetType
+    ) = UNSET
     min_output_tokens: (
-        Annotated[int, Meta(ge=1, description="Minimum answer length, in tokens, for which a request is still made.")]
+        Annotated[
+            int,
+            Meta(
+                ge=1, description="Minimum answer length, in tokens, for which a request is still made.", extra=NO_LIMIT
+            ),
+        ]
         | UnsetType
     ) = UNSET
     max_output_tokens: (
-        Annotated[int, Meta(ge=1, le=1_000_000, description="Maximum answer length, in tokens.")] | UnsetType
+        Annotated[int, Meta(ge=1, le=1_000_000, description="Maximum answer length, in tokens.", extra=LOWER)]
+        | UnsetType
     ) = UNSET
     max_retries: (
         Annotated[
-            int, Meta(ge=0, le=100, description="Maximum number of retries of a request after a temporary failure.")
+            int,
+            Meta(
+                ge=0,
+                le=100,
+                description="Maximum number of retries of a request after a temporary failure.",
+                extra=LOWER,
+            ),
         ]
         | UnsetType
     ) = UNSET
@@ -126,20 +165,29 @@ class Limits(Spec, frozen=True):
             Duration,
             Meta(
                 description="Maximum pause between two attempts of an unattended agent while no model answers; "
-                "0 ends the turn instead."
+                "0 ends the turn instead.",
+                extra=NO_LIMIT,
             ),
         ]
         | UnsetType
     ) = UNSET
     context_window: (
-        Annotated[Window, Meta(description="Maximum tokens of a request; 0 for the model's own context window.")]
+        Annotated[
+            Window,
+            Meta(description="Maximum tokens of a request; 0 for the model's own context window.", extra=NO_LIMIT),
+        ]
         | UnsetType
     ) = UNSET
     context_strategy: (
-        Annotated[ContextStrategy, Meta(description="How a history that exceeds the context window is cut.")]
+        Annotated[
+            ContextStrategy,
+            Meta(description="How a history that exceeds the context window is cut.", extra=NO_LIMIT),
+        ]
         | UnsetType
     ) = UNSET
-    streaming: Annotated[bool, Meta(description="Stream answers; by default only in a chat.")] | UnsetType = UNSET
+    streaming: (
+        Annotated[bool, Meta(description="Stream answers; by default only in a chat.", extra=NO_LIMIT)] | UnsetType
+    ) = UNSET
     max_tokens_recoveries: Recoveries | UnsetType = UNSET
     max_repeated_tool_steps: Repeats | UnsetType = UNSET
     reserve_tokens: ReserveTokens | UnsetType = UNSET
@@ -158,11 +206,11 @@ class Guardrails(Spec, frozen=True):
 class FleetLimits(Spec, frozen=True):
     """The caps of all agents together."""
 
-    max_cost_usd_per_day: Annotated[Dollars, Meta(description="Maximum cost of all agents in a day.")] | UnsetType = (
-        UNSET
-    )
+    max_cost_usd_per_day: (
+        Annotated[Dollars, Meta(description="Maximum cost of all agents in a day.", extra=LOWER)] | UnsetType
+    ) = UNSET
     max_cost_usd_per_month: (
-        Annotated[Dollars, Meta(description="Maximum cost of all agents in a month.")] | UnsetType
+        Annotated[Dollars, Meta(description="Maximum cost of all agents in a month.", extra=LOWER)] | UnsetType
     ) = UNSET
 
 
@@ -170,11 +218,16 @@ class ModelRate(Spec, frozen=True):
     """The rate limit of a model, for all agents on all machines together."""
 
     requests_per_minute: (
-        Annotated[int, Meta(ge=1, description="Maximum number of requests per minute.")] | UnsetType
+        Annotated[int, Meta(ge=1, description="Maximum number of requests per minute.", extra=LOWER)] | UnsetType
     ) = UNSET
     tokens_per_minute: (
         Annotated[
-            int, Meta(ge=1, description="Maximum tokens of the requests per minute, without those read from a cache.")
+            int,
+            Meta(
+                ge=1,
+                description="Maximum tokens of the requests per minute, without those read from a cache.",
+                extra=LOWER,
+            ),
         ]
         | UnsetType
     ) = UNSET
@@ -209,16 +262,44 @@ class LevelRule(Spec, frozen=True):
     """Overrides for all tools of a level."""
 
     approval: (
-        Annotated[Approval, Meta(description="Require approval in every mode (`always`), or in no mode (`never`).")]
+        Annotated[
+            Approval,
+            Meta(
+                description="Require approval in every mode (`always`), or in no mode (`never`).",
+                extra={"order": ("always", UNSET, "never"), "unset": "the mode's choice", "outranks": "both"},
+            ),
+        ]
         | UnsetType
     ) = UNSET
-    rate: Annotated[RateValue, Meta(description="Maximum attempts of each tool in a sliding hour.")] | UnsetType = UNSET
+    rate: (
+        Annotated[
+            RateValue,
+            Meta(
+                description="Maximum attempts of each tool in a sliding hour.",
+                extra={"order": "lower", "outranks": "fleet"},
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
     simulate: (
-        Annotated[Simulate, Meta(description="When a model predicts the outcome before the call.")] | UnsetType
+        Annotated[
+            Simulate,
+            Meta(
+                description="When a model predicts the outcome before the call.",
+                extra={"order": SIMULATE_MODES[::-1], "outranks": "fleet"},
+            ),
+        ]
+        | UnsetType
     ) = UNSET
     approvers: (
         Annotated[
-            int, Meta(ge=1, le=2, description="Number of people who must approve; 2 always asks and accepts no rule.")
+            int,
+            Meta(
+                ge=1,
+                le=2,
+                description="Number of people who must approve; 2 always asks and accepts no rule.",
+                extra={"order": (2, 1)},
+            ),
         ]
         | UnsetType
     ) = UNSET
@@ -227,35 +308,59 @@ class LevelRule(Spec, frozen=True):
 class ToolRule(LevelRule, frozen=True):
     """Overrides for one tool."""
 
-    level: Annotated[Level, Meta(description="Level of the tool.")] | UnsetType = UNSET
+    level: (
+        Annotated[
+            Level,
+            Meta(
+                description="Level of the tool.",
+                extra={"order": LEVELS[::-1], "unset": None, "bound": "{} or a more dangerous one"},
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
     reads: (
         Annotated[
-            Reads, Meta(description="Author of the results: a curated source, you, your organisation, or anyone.")
+            Reads,
+            Meta(
+                description="Author of the results: a curated source, you, your organisation, or anyone.",
+                extra=DECLARED,
+            ),
         ]
         | UnsetType
     ) = UNSET
     reach: (
         Annotated[
             Reach,
-            Meta(description="Effect of a call: on nothing, on your own things, visible to others, or irreversible."),
+            Meta(
+                description="Effect of a call: on nothing, on your own things, visible to others, or irreversible.",
+                extra=DECLARED,
+            ),
         ]
         | UnsetType
     ) = UNSET
-    arguments: Annotated[Mapping[str, ArgumentUseText], Meta(description="Role of each argument.")] | UnsetType = UNSET
+    arguments: (
+        Annotated[Mapping[str, ArgumentUseText], Meta(description="Role of each argument.", extra=DECLARED)] | UnsetType
+    ) = UNSET
     mints: (
         Annotated[
             Mapping[str, str],
-            Meta(description="Fields that become trusted in a record found by a trusted name, by kind."),
+            Meta(
+                description="Fields that become trusted in a record found by a trusted name, by kind.", extra=DECLARED
+            ),
         ]
         | UnsetType
     ) = UNSET
     lists: (
         Annotated[
-            Mapping[str, str], Meta(description="Fields of its records that belong to your organisation, by kind.")
+            Mapping[str, str],
+            Meta(description="Fields of its records that belong to your organisation, by kind.", extra=DECLARED),
         ]
         | UnsetType
     ) = UNSET
-    asks: Annotated[tuple[str, ...], Meta(description="Words in a task that request this call.")] | UnsetType = UNSET
+    asks: (
+        Annotated[tuple[str, ...], Meta(description="Words in a task that request this call.", extra=DECLARED)]
+        | UnsetType
+    ) = UNSET
 
     @property
     def declared(self) -> DeclaredParts:
@@ -265,24 +370,41 @@ class ToolRule(LevelRule, frozen=True):
 class Policy(Spec, frozen=True):
     """The rules for approvals, rates, simulation and disabled tools."""
 
-    levels: Annotated[Mapping[Level, LevelRule], Meta(description="Rules for all tools of a level.")] = {}
-    tools: Annotated[Mapping[str, ToolRule], Meta(description="Rules for single tools, by name.")] = {}
+    levels: Annotated[
+        Mapping[Level, LevelRule],
+        Meta(description="Rules for all tools of a level.", extra={"order": "each", "beside": True}),
+    ] = {}
+    tools: Annotated[
+        Mapping[str, ToolRule],
+        Meta(description="Rules for single tools, by name.", extra={"order": "each", "beside": True}),
+    ] = {}
     simulate: (
         Annotated[
-            Simulate, Meta(description="When a model predicts RESTRICTED and PRIVILEGED calls; never by default.")
+            Simulate,
+            Meta(
+                description="When a model predicts RESTRICTED and PRIVILEGED calls; never by default.",
+                extra={"order": SIMULATE_MODES[::-1], "beside": True},
+            ),
         ]
         | UnsetType
     ) = UNSET
     provenance: (
         Annotated[
             ProvenanceMode,
-            Meta(description="Treatment of a call with a value from untrusted content."),
+            Meta(
+                description="Treatment of a call with a value from untrusted content.",
+                extra={"order": ("strict", "ask", UNSET, "observe", "off")},
+            ),
         ]
         | UnsetType
     ) = UNSET
     lock_after_denial: (
         Annotated[
-            bool, Meta(description="After the first denial, refuse all later provenance questions of the session.")
+            bool,
+            Meta(
+                description="After the first denial, refuse all later provenance questions of the session.",
+                extra={"order": (True, UNSET, False)},
+            ),
         ]
         | UnsetType
     ) = UNSET
@@ -291,14 +413,17 @@ class Policy(Spec, frozen=True):
             UnknownPrice,
             Meta(
                 description="What happens to a model without a known price: `refuse`, or `dearest`, which holds and "
-                "charges twice the highest price of its maker's current models."
+                "charges twice the highest price of its maker's current models.",
+                extra={"order": ("refuse", UNSET, "dearest")},
             ),
         ]
         | UnsetType
     ) = UNSET
-    disabled: Annotated[tuple[str, ...], Meta(description="Tools that must not be used.")] = ()
+    disabled: Annotated[
+        tuple[str, ...], Meta(description="Tools that must not be used.", extra={"order": "union"})
+    ] = ()
     approval_expiry: (
-        Annotated[Duration, Meta(description="Time after which a pending approval expires.")] | UnsetType
+        Annotated[Duration, Meta(description="Time after which a pending approval expires.", extra=LOWER)] | UnsetType
     ) = UNSET
 
     def usual_simulate(self, level: Level) -> Simulate:
@@ -309,7 +434,9 @@ class Policy(Spec, frozen=True):
 class ModelSpec(Spec, frozen=True):
     """The settings of one model."""
 
-    price: Annotated[Price | Literal["free"], Meta(description="Dollars per million tokens, or `free`.")]
+    price: Annotated[
+        Price | Literal["free"], Meta(description="Dollars per million tokens, or `free`.", extra={"order": "price"})
+    ]
 
 
 class PricesSpec(Spec, frozen=True):
@@ -372,8 +499,13 @@ class ProviderSpec(Spec, frozen=True):
 class ShellBounds(Spec, frozen=True):
     """The bounds for the shell of any agent."""
 
-    sandbox: Annotated[bool, Meta(description="`false` allows agents to run commands without a sandbox.")] = True
-    network: Annotated[bool, Meta(description="Allow commands to use the network.")] = False
+    sandbox: Annotated[
+        bool,
+        Meta(description="`false` allows agents to run commands without a sandbox.", extra={"order": (True, False)}),
+    ] = True
+    network: Annotated[bool, Meta(description="Allow commands to use the network.", extra={"order": (False, True)})] = (
+        False
+    )
 
 
 class TelegramSpec(Spec, frozen=True):
@@ -492,43 +624,70 @@ class SignOnSpec(Spec, frozen=True):
 class FleetSpec(Spec, frozen=True):
     """`halter.yaml`: the rules for all agents on one store. An agent can only tighten them."""
 
-    zone: Annotated[Zone, Meta(description="Time zone for the days and months of caps.")] = "UTC"
-    mode: Annotated[Mode, Meta(description="How much agents do without approval.")] = "SEMI"
-    observe: Annotated[bool, Meta(description="Record refusals instead of enforcing them.")] = False
+    zone: Annotated[Zone, Meta(description="Time zone for the days and months of caps.", extra={"order": "fixed"})] = (
+        "UTC"
+    )
+    mode: Annotated[Mode, Meta(description="How much agents do without approval.", extra={"order": MODES})] = "SEMI"
+    observe: Annotated[
+        bool, Meta(description="Record refusals instead of enforcing them.", extra={"order": (False, True)})
+    ] = False
     limits: Annotated[FleetLimits, Meta(description="Caps of the fleet.")] = FleetLimits()
     agents: Annotated[AgentBounds, Meta(description="Bounds for each agent.")] = AgentBounds()
     policy: Annotated[Policy, Meta(description="Rules for levels and tools.")] = Policy()
     allowed_models: (
-        Annotated[tuple[ModelPattern, ...], Meta(description="Models that may be used; by default all.")] | UnsetType
-    ) = UNSET
-    allowed_hosts: (
-        Annotated[tuple[Host, ...], Meta(description="Hosts that may be reached; by default all public ones.")]
-        | UnsetType
-    ) = UNSET
-    allowed_secrets: (
-        Annotated[tuple[SecretName, ...], Meta(description="Secrets that agents may name; by default all.")] | UnsetType
-    ) = UNSET
-    models: Annotated[Mapping[ModelPattern, ModelSpec], Meta(description="Prices, by `provider:model`.")] = {}
-    providers: Annotated[Mapping[Name, ProviderSpec], Meta(description="Endpoints of models, by provider.")] = {}
-    rates: Annotated[
-        Mapping[ModelPattern, ModelRate],
-        Meta(description="Rate limits, by `provider:model`, or `provider:*` for all models of a provider."),
-    ] = {}
-    prices: Annotated[PricesSpec, Meta(description="Updates of the price table.")] = PricesSpec()
-    shell: Annotated[ShellBounds, Meta(description="Bounds for the shell of any agent.")] = ShellBounds()
-    retention: (
         Annotated[
-            OptionalDuration, Meta(description="Time after which the texts of ended sessions are erased, or `none`.")
+            tuple[ModelPattern, ...],
+            Meta(description="Models that may be used; by default all.", extra=COVERED),
         ]
         | UnsetType
     ) = UNSET
-    notify: Annotated[Notify, Meta(description="Notifications of all agents, in addition to their own channels.")] = (
-        Notify()
-    )
-    sign_on: Annotated[SignOnSpec, Meta(description="Sign-on without a token.")] | UnsetType = UNSET
-    channels: Annotated[ChannelsSpec, Meta(description="Channels through which people answer decisions.")] = (
-        ChannelsSpec()
-    )
+    allowed_hosts: (
+        Annotated[
+            tuple[Host, ...],
+            Meta(description="Hosts that may be reached; by default all public ones.", extra=COVERED),
+        ]
+        | UnsetType
+    ) = UNSET
+    allowed_secrets: (
+        Annotated[
+            tuple[SecretName, ...],
+            Meta(description="Secrets that agents may name; by default all.", extra=COVERED),
+        ]
+        | UnsetType
+    ) = UNSET
+    models: Annotated[
+        Mapping[ModelPattern, ModelSpec], Meta(description="Prices, by `provider:model`.", extra={"order": "listed"})
+    ] = {}
+    providers: Annotated[
+        Mapping[Name, ProviderSpec], Meta(description="Endpoints of models, by provider.", extra={"order": "kept"})
+    ] = {}
+    rates: Annotated[
+        Mapping[ModelPattern, ModelRate],
+        Meta(
+            description="Rate limits, by `provider:model`, or `provider:*` for all models of a provider.",
+            extra={"order": "each"},
+        ),
+    ] = {}
+    prices: Annotated[PricesSpec, Meta(description="Updates of the price table.", extra=LOCAL)] = PricesSpec()
+    shell: Annotated[ShellBounds, Meta(description="Bounds for the shell of any agent.")] = ShellBounds()
+    retention: (
+        Annotated[
+            OptionalDuration,
+            Meta(
+                description="Time after which the texts of ended sessions are erased, or `none`.",
+                extra={"order": "fixed"},
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    notify: Annotated[
+        Notify,
+        Meta(description="Notifications of all agents, in addition to their own channels.", extra=LOCAL),
+    ] = Notify()
+    sign_on: Annotated[SignOnSpec, Meta(description="Sign-on without a token.", extra=LOCAL)] | UnsetType = UNSET
+    channels: Annotated[
+        ChannelsSpec, Meta(description="Channels through which people answer decisions.", extra=LOCAL)
+    ] = ChannelsSpec()
 
 
 class FilesSpec(Spec, frozen=True):
