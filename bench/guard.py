@@ -21,7 +21,6 @@ from halter.core.events import SessionStarted
 from halter.core.ids import SortableIds, WorkerId
 from halter.core.messages import Prompt, make_user_message
 from halter.core.ports import Lease
-from halter.core.spec import ResolvedPolicy
 from halter.core.usage import ModelName, Usage
 from halter.guard.guard import GuardRuntime
 from halter.guard.model_door import AnsweredRequest, ModelRequest
@@ -33,6 +32,7 @@ from halter.journal.sqlite import SqliteEngine
 from halter.journal.store import JournalStore
 from halter.models.providers import Prices
 from halter.models.scripted import Scripted, say
+from halter.policy.evaluation import ResolvedPolicy
 from halter.redaction.anonymize import anonymize_prompt
 from halter.redaction.personal_data import compile_names
 from halter.redaction.redact import Redactor

@@ -23,7 +23,6 @@ from halter.core.events import DecisionMade, HoldMade, RuleMade
 from halter.core.ids import FLEET, WorkerId, inbox_stream
 from halter.core.ports import Committed, Decide, Draft, Lease, Query, Rows, Store, Write
 from halter.core.rows import DecisionRow, RuleRow
-from halter.core.spec import ResolvedPolicy
 from halter.core.tools import Tool
 from halter.core.vocabulary import Row, RuleScope, Verdict
 from halter.guard.approvals import (
@@ -45,6 +44,7 @@ from halter.guard.approvals import (
 from halter.guard.guard import GuardRuntime
 from halter.guard.judge import CallRequest, digest_edit, judge_call
 from halter.guard.prepare import Call
+from halter.policy.evaluation import ResolvedPolicy
 from halter.testing.fakes import StoreProxy
 from halter.tools.function_tool import tool
 from halter_drills.drill import Drill, DrillResult, Setting, Workspace, connection, own_store, result, use_memory_file

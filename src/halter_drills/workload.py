@@ -28,7 +28,7 @@ from halter.core.ids import FLEET, Digest, SessionId, StreamId, WorkerId, inbox_
 from halter.core.messages import Model
 from halter.core.money import DOLLAR, Account, Cap, Caps, Spender, carve, make_legs, usd_to_micros
 from halter.core.ports import AgentConcurrency, Committed, Draft, Lease, Store, Stored, Ticket, Write
-from halter.core.spec import Phase, Policy, ResolvedPolicy, ToolRule, ToolsSpec
+from halter.core.spec import Phase, Policy, ToolRule, ToolsSpec
 from halter.core.usage import RequestExtras, Usage
 from halter.core.vocabulary import Purpose, State, WakeCause
 from halter.guard import judge, judge_request, tool_door
@@ -41,6 +41,7 @@ from halter.guard.model_door import RefusedRequest, read_request_refusal
 from halter.guard.prepare import SessionContext
 from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.models.providers import Prices
+from halter.policy.evaluation import ResolvedPolicy
 from halter.redaction.secrets import GivenSecrets
 from halter.state.lifecycle import end_session, park_session, post_wake, start_child, start_session, wake_session
 from halter.state.session import InFlight, Session, fold, track_request

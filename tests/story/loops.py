@@ -20,7 +20,6 @@ from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, make_worker_id, session_stream
 from halter.core.messages import Message, Model, Reply, StreamChunk, Text, ToolCall, ToolResult
 from halter.core.ports import Store, Stored
-from halter.core.spec import ResolvedPolicy
 from halter.core.tools import Failed, Tool
 from halter.core.usage import FREE_PRICE, ModelName, Price, Usage
 from halter.core.vocabulary import SessionKind
@@ -35,6 +34,7 @@ from halter.loop.prompt import LoopSettings
 from halter.loop.session_runtime import SessionRuntime
 from halter.models.providers import Prices
 from halter.models.scripted import Scripted, ScriptedFailure, ScriptLine
+from halter.policy.evaluation import ResolvedPolicy
 from halter.redaction.secrets import GivenSecrets
 from halter.state import lifecycle
 from halter.state.receipt import Receipt, make_receipt

@@ -18,7 +18,6 @@ from halter.core.events import CallStarted, SessionParked, SessionStarted
 from halter.core.ids import SessionId, make_worker_id, session_stream
 from halter.core.money import Account
 from halter.core.ports import Lease, Store
-from halter.core.spec import ResolvedPolicy
 from halter.core.tools import Failed, Tool
 from halter.dispatch.heartbeat import acquire_lease, renew_leases
 from halter.guard.approvals import (
@@ -38,6 +37,7 @@ from halter.guard.ledger import change_cap
 from halter.guard.prepare import SessionContext
 from halter.loop.session_runtime import SessionRuntime
 from halter.models.providers import Prices
+from halter.policy.evaluation import ResolvedPolicy
 from halter.redaction.secrets import GivenSecrets
 from halter.state import lifecycle
 from halter.state.receipt import Receipt, make_receipt

@@ -27,7 +27,6 @@ from halter.core.spec import (
     Phase,
     PricesSpec,
     QuietHours,
-    ResolvedPolicy,
     ShellSpec,
     SignOnSpec,
     SlackSpec,
@@ -35,6 +34,7 @@ from halter.core.spec import (
 )
 from halter.core.tools import ProviderTool, ToolSpec
 from halter.core.usage import FREE_PRICE, Price
+from halter.policy.evaluation import ResolvedPolicy
 from halter.runtime.assemble import make_agent_tools
 
 

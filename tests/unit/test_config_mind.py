@@ -13,7 +13,7 @@ from halter.config.resolve import resolve_agent, resolve_policy
 from halter.config.yaml_reader import MAX_BYTES, load_bytes
 from halter.core.agent_spec import BrainSpec
 from halter.core.errors import ConfigError
-from halter.core.spec import is_covered
+from halter.policy.order import is_covered
 
 KEY = "sk-proj-mAdeUpKeyThatOpensNothing1234567890"
 

@@ -8,7 +8,6 @@ import pytest
 from halter.config.agent_files import AgentFile, parse_agent
 from halter.config.merge import FleetConfig, parse_fleet
 from halter.config.policy import (
-    DifferenceKind,
     canonicalize_policy,
     digest_policy,
     merge_with_policy,
@@ -17,8 +16,10 @@ from halter.config.policy import (
 from halter.config.resolve import read_model_rates, resolve_policy
 from halter.config.yaml_reader import Document, SourceMap, load_bytes
 from halter.core.errors import ConfigError
-from halter.core.spec import MODES, SIMULATE_MODES, FleetSpec, ResolvedPolicy
+from halter.core.spec import MODES, SIMULATE_MODES, FleetSpec
 from halter.core.tools import LEVELS, Level
+from halter.policy.evaluation import ResolvedPolicy
+from halter.policy.order import DifferenceKind
 
 TOOLS: list[tuple[str, Level]] = [("look", "SAFE"), ("wipe", "RESTRICTED"), ("shell", "PRIVILEGED")]
 
@@ -292,3 +293,20 @@ def test_a_program_s_figures_are_stored_as_numbers() -> None:
     assert parse_fleet(Document({"limits": {"max_cost_usd_per_day": 0.05}}, SourceMap("x"))).spec.limits == (
         parse_stored_fleet(canonicalize_policy(values)).spec.limits
     )
+
+
+@pytest.mark.parametrize("key", ["provenance: 'off'", "lock_after_denial: false", "unknown_price: dearest"])
+def test_a_file_loosens_nothing_that_the_stores_policy_leaves_to_the_kind_of_session(key: str) -> None:
+    both = merge_with_policy(store_and_parse("mode: SEMI"), fleet(f"policy: {{{key}}}"))
+    assert [each.how for each in both.differences] == ["looser"]
+    resolved_policy = resolve_policy(both.fleet, agent())
+    assert (resolved_policy.provenance, resolved_policy.locks, resolved_policy.unknown_price) == (None, True, None)
+
+
+def test_what_a_file_declares_of_a_tool_is_named_and_not_called_looser() -> None:
+    in_store, in_file = "policy: {tools: {a: {reads: own}}}", "policy: {tools: {a: {reads: anyone, reach: others}}}"
+    differences = merge_with_policy(store_and_parse(in_store), fleet(in_file)).differences
+    assert [(each.key, each.how, each.stored, each.written) for each in differences] == [
+        ("policy.tools.a.reads", "fixed", "own", "anyone"),
+        ("policy.tools.a.reach", "free", "not set", "others"),
+    ]

@@ -14,17 +14,10 @@ from halter.config.merge import FleetConfig, parse_fleet
 from halter.config.resolve import check_named_tools, list_unknown_tool_rules, resolve_policy
 from halter.config.yaml_reader import SourceMap, load_bytes
 from halter.core.errors import ConfigError
-from halter.core.spec import (
-    SIMULATE_MODES,
-    AgentSpec,
-    FleetSpec,
-    LevelRule,
-    Policy,
-    ResolvedPolicy,
-    ToolRule,
-    is_covered,
-)
+from halter.core.spec import SIMULATE_MODES, AgentSpec, FleetSpec, LevelRule, Policy, ToolRule
 from halter.core.tools import LEVELS, Level, ToolSpec
+from halter.policy.evaluation import ResolvedPolicy
+from halter.policy.order import is_covered
 
 RULES = ("always", None, "never")
 
@@ -335,6 +328,13 @@ def test_what_is_said_of_tools_is_checked_against_the_tools(text: str, sentence:
     with pytest.raises(ConfigError) as refused:
         check_named_tools(resolve_policy(fleet(), agent_file), agent_file, tools(deploy="PRIVILEGED", read="SAFE"))
     assert str(refused.value).startswith(sentence)
+
+
+def test_a_tool_that_needs_one_person_is_held_to_its_level_s_two() -> None:
+    agent_file = agent("policy: {tools: {deploy: {approvers: 1}}}\n")
+    resolved_policy = resolve_policy(fleet("policy: {levels: {PRIVILEGED: {approvers: 2}}}\n"), agent_file)
+    with pytest.raises(ConfigError, match=r"`policy\.tools\.deploy\.approvers` is 1, but 2 applies to this tool"):
+        check_named_tools(resolved_policy, agent_file, tools(deploy="PRIVILEGED"))
 
 
 def test_rules_that_tighten_a_tool_pass() -> None:

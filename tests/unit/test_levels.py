@@ -7,18 +7,7 @@ import pytest
 
 from halter.core.clock import DAY, HOUR
 from halter.core.money import Caps
-from halter.core.spec import (
-    MODES,
-    SIMULATE_MODES,
-    Approval,
-    LevelRule,
-    Mode,
-    Policy,
-    ResolvedPolicy,
-    Simulate,
-    ToolRule,
-    ToolsSpec,
-)
+from halter.core.spec import MODES, SIMULATE_MODES, Approval, LevelRule, Mode, Policy, Simulate, ToolRule, ToolsSpec
 from halter.core.tools import LEVELS, Level, ToolSpec
 from halter.core.vocabulary import RiskLevel
 from halter.guard import judge
@@ -31,6 +20,7 @@ from halter.guard.judge import (
     needs_risk_assessment,
     needs_simulation,
 )
+from halter.policy.evaluation import ResolvedPolicy
 
 RISKS: tuple[RiskLevel | None, ...] = (None, "LOW", "MEDIUM", "HIGH", "CRITICAL")
 ASKS: dict[Level, str] = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_args
 
 import pytest
 from hypothesis import given
@@ -16,10 +16,10 @@ from halter.config.yaml_reader import SourceMap
 from halter.core.clock import HOUR
 from halter.core.spec import (
     MODES,
-    PROVENANCE_MODES,
     SIMULATE_MODES,
     AgentBounds,
     AgentSpec,
+    Approval,
     FleetLimits,
     FleetSpec,
     LevelRule,
@@ -27,18 +27,18 @@ from halter.core.spec import (
     ModelRate,
     ModelSpec,
     Policy,
-    ResolvedPolicy,
+    ProvenanceMode,
     ShellBounds,
-    ToolPolicy,
     ToolRule,
-    _merge_strictest,
 )
 from halter.core.tools import LEVELS, Level
 from halter.core.usage import FREE_PRICE, Price
+from halter.policy.evaluation import ResolvedPolicy, ToolPolicy
 from halter.policy.meet import meet, meet_policies, tighten
 from halter.policy.order import Lower, Mapped, Nested, Unordered, list_orders
 
 UNKNOWN: Any = UNSET
+APPROVALS: tuple[Approval | None, ...] = ("always", None, "never")
 RULES: dict[str, Any] = {
     "approval": st.sampled_from(("always", "never", UNSET)),
     "rate": st.none() | st.integers(0, 40) | st.just(UNKNOWN),
@@ -52,7 +52,7 @@ policies = st.builds(
     levels=st.dictionaries(st.sampled_from(LEVELS), level_rules, max_size=3),
     tools=st.dictionaries(st.sampled_from(("deploy", "read")), tool_rules),
     simulate=st.sampled_from((*SIMULATE_MODES, UNSET)),
-    provenance=st.sampled_from((*PROVENANCE_MODES, UNSET)),
+    provenance=st.sampled_from((*get_args(ProvenanceMode), UNSET)),
     lock_after_denial=st.sampled_from((True, False, UNSET)),
     unknown_price=st.sampled_from(("refuse", "dearest", UNSET)),
     disabled=st.lists(st.sampled_from(("deploy", "read", "pay")), unique=True).map(tuple),
@@ -92,10 +92,19 @@ def evaluate(fleets: Sequence[Policy], call: tuple[str, Level]) -> Evaluation:
 
 def choose_strictest(one: Evaluation, other: Evaluation) -> Evaluation:
     """The strictest of two evaluations, in the plainest way."""
+    rules = (one.rule, other.rule)
+    rates = [rule.rate for rule in rules if rule.rate is not None]
+    rule = ToolPolicy(
+        level=LEVELS[max(LEVELS.index(rule.level) for rule in rules)],
+        approval=APPROVALS[min(APPROVALS.index(rule.approval) for rule in rules)],
+        rate=min(rates, default=None),
+        simulate=SIMULATE_MODES[max(SIMULATE_MODES.index(rule.simulate) for rule in rules)],
+        approvers=max(rule.approvers for rule in rules),
+    )
     provenances = ("strict", "ask", None, "observe", "off")
     prices = ("refuse", None, "dearest")
     return Evaluation(
-        _merge_strictest([one.rule, other.rule]),
+        rule,
         min(one.provenance, other.provenance, key=provenances.index),
         one.locks or other.locks,
         min(one.unknown_price, other.unknown_price, key=prices.index),
@@ -155,7 +164,8 @@ fleets = st.builds(
 def list_looser(kind: type[Struct], value: Any, bound: Any) -> Iterator[str]:
     """The keys in which a value is looser than a bound. What applies beside is not merged, so not held to it."""
     for key, order in list_orders(kind).items():
-        ours, theirs = getattr(value, key, UNSET), getattr(bound, key, UNSET)
+        ours: Any = getattr(value, key, UNSET)
+        theirs: Any = getattr(bound, key, UNSET)
         match order:
             case Mapped():
                 for name in [] if order.beside else {*ours, *theirs}:

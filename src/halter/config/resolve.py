@@ -29,7 +29,7 @@ from halter.config.agent_files import (
     read_skills,
 )
 from halter.config.decode import decode_document, format_key_path, value_or_default
-from halter.config.merge import LIMIT_FORMATS, FilePair, FleetConfig, format_hourly_rate, is_looser
+from halter.config.merge import FilePair, FleetConfig
 from halter.config.roots import list_guidance_files, read_agent_guidance
 from halter.config.sections import (
     CHANNELS_PATH,
@@ -71,30 +71,24 @@ from halter.core.agent_spec import (
 )
 from halter.core.clock import MINUTE
 from halter.core.errors import ConfigError
-from halter.core.money import DOLLAR, Cap, Caps, RateLimit
-from halter.core.spec import (
-    AgentBounds,
-    AgentSpec,
-    FleetSpec,
-    Limits,
-    Phase,
-    PhasePlan,
-    ProviderSpec,
-    ResolvedPolicy,
-    is_covered,
-)
+from halter.core.money import Cap, Caps, RateLimit
+from halter.core.spec import AgentBounds, AgentSpec, FleetSpec, Limits, Phase, PhasePlan, ProviderSpec
 from halter.core.text import describe_value, join_names, shorten, suggest_nearest
 from halter.core.tools import TOOLS_BY_FAMILY, ToolSpec, find_secret_names
 from halter.core.usage import FREE_PRICE, ModelName
-
-SESSION_CAP: Final = 1 * DOLLAR
-AGENT_DAY_CAP: Final = 5 * DOLLAR
-FLEET_DAY_CAP: Final = 20 * DOLLAR
-MAX_STEPS: Final = 50
-TIMEOUT: Final = 3_600_000_000
-MIN_OUTPUT_TOKENS: Final = 256
-RESERVE_TOKENS: Final = 512
-RESERVE_COST_FRACTION: Final = 0.1
+from halter.policy.defaults import (
+    AGENT_DAY_CAP,
+    FLEET_DAY_CAP,
+    MAX_STEPS,
+    MIN_OUTPUT_TOKENS,
+    RESERVE_COST_FRACTION,
+    RESERVE_TOKENS,
+    SESSION_CAP,
+    TIMEOUT,
+)
+from halter.policy.evaluation import ResolvedPolicy
+from halter.policy.meet import tighten
+from halter.policy.order import is_covered
 
 WORK_PHASES: Final = (Phase("work", None),)
 REVIEW_PHASES: Final = (
@@ -214,14 +208,13 @@ def resolve_policy(fleet: FleetConfig, agent: AgentFile) -> ResolvedPolicy:
         reserve_tokens=value_or_default(limits.reserve_tokens, RESERVE_TOKENS),
         reserve_cost_fraction=value_or_default(limits.reserve_cost_fraction, RESERVE_COST_FRACTION),
         policies=files.policies(),
-        disabled=tuple(sorted({*fleet_spec.policy.disabled, *agent_spec.policy.disabled})),
+        disabled=files.disabled(),
         approval_expiry=files.expiry(),
         tools=files.tools(),
         phases=resolve_phases(agent_spec.phases),
         allowed_models=files.models(),
         allowed_hosts=files.hosts(),
-        secrets=files.narrow_list("allowed_secrets", agent_spec.secrets, fleet_spec.allowed_secrets, ("secrets",))
-        or (),
+        secrets=files.secrets(),
         prices={
             model: (FREE_PRICE if isinstance(spec.price, str) else spec.price)
             for model, spec in fleet_spec.models.items()
@@ -241,19 +234,14 @@ def check_named_tools(resolved: ResolvedPolicy, agent: AgentFile, tools: Iterabl
                 path, f"there is no tool `{name}`; {suggest_nearest(name, sorted(tools_by_name), 'the tools')}"
             )
     for name, rule in agent.spec.policy.tools.items():
-        effective = resolved.rule(name, tools_by_name[name].level)
-        for key, is_effective, format_value in (
-            ("level", rule.level in (UNSET, effective.level), str),
-            ("rate", rule.rate in (UNSET, effective.rate), format_hourly_rate),
-            ("simulate", rule.simulate in (UNSET, effective.simulate), str),
-        ):
-            if not is_effective:
-                path = ("policy", "tools", name, key)
-                written_value, applied_value = format_value(getattr(rule, key)), format_value(getattr(effective, key))
+        effective = resolved.rule(name, tools_by_name[name].level).as_rule()
+        path = ("policy", "tools", name)
+        for difference in tighten(effective, rule, path=path).differences:
+            if difference.how == "looser":
                 raise agent.source_map.error_at(
-                    path,
-                    f"`{format_key_path(path)}` is {written_value}, but {applied_value} applies to this tool; "
-                    "an agent can only tighten it.",
+                    difference.path,
+                    f"`{format_key_path(difference.path)}` is {difference.second_text}, but {difference.first_text} "
+                    "applies to this tool; an agent can only tighten it.",
                 )
 
 
@@ -397,15 +385,13 @@ def parse_session_limits(limits: Mapping[str, Any], where: str) -> Limits:
 
 def require_tighter(policy: ResolvedPolicy, settings: BrainSpec, limits: Limits) -> None:
     """Raise ConfigError if the limits of a run are looser than those of its agent, or exclude each other."""
-    agent_limits = {**_list_policy_limits(policy), **_list_model_limits(settings)}
-    run = SourceMap("the run")
-    for key, (format_value, unlimited) in LIMIT_FORMATS.items():
-        value = getattr(limits, key)
-        if value is not UNSET and is_looser(value, agent_limits[key], unlimited):
+    run, agent_limits = SourceMap("the run"), (_list_policy_limits(policy), _list_model_limits(settings))
+    for difference in (each for bound in agent_limits for each in tighten(bound, limits, path=("limits",)).differences):
+        if difference.how == "looser":
             raise run.error_at(
-                ("limits", key),
-                f"`limits.{key}` is {format_value(value)} for this run, but the agent allows only "
-                f"{format_value(agent_limits[key])}. Lower it, or raise the agent's own limit.",
+                difference.path,
+                f"`{format_key_path(difference.path)}` is {difference.second_text} for this run, but the agent allows "
+                f"only {difference.first_text}. Lower it, or raise the agent's own limit.",
             )
     narrowed = narrow_settings(settings, limits)
     min_output = narrow_policy(policy, limits).min_output_tokens
@@ -415,35 +401,27 @@ def require_tighter(policy: ResolvedPolicy, settings: BrainSpec, limits: Limits)
 
 def narrow_policy(policy: ResolvedPolicy, limits: Limits) -> ResolvedPolicy:
     """Return a policy with the lower of each limit of the policy and of a run; for a choice, the run's."""
-    lower = _lower_limits(_list_policy_limits(policy), limits)
-    session_cap = Cap(lower.pop("max_cost_usd"), policy.caps.session.per)
-    caps = replace(policy.caps, session=session_cap, token_budget=lower.pop("token_budget") or None)
-    return replace(policy, caps=caps, **lower)
+    lower = tighten(_list_policy_limits(policy), limits).value
+    session_cap = Cap(value_or_default(lower.max_cost_usd, None), policy.caps.session.per)
+    caps = replace(policy.caps, session=session_cap, token_budget=lower.token_budget or None)
+    return replace(policy, caps=caps, **{key: getattr(lower, key) for key in _POLICY_LIMITS})
 
 
 def narrow_settings(settings: BrainSpec, limits: Limits) -> BrainSpec:
     """Return the settings of a model with the lower of each limit; for a choice, the run's."""
-    return replace(settings, **_lower_limits(_list_model_limits(settings), limits))
+    lower = tighten(_list_model_limits(settings), limits).value
+    return replace(settings, **{key: getattr(lower, key) for key in _MODEL_LIMITS})
 
 
-def _list_policy_limits(policy: ResolvedPolicy) -> dict[str, Any]:
-    caps = {"max_cost_usd": policy.caps.session.max_cost_usd, "token_budget": policy.caps.token_budget or 0}
-    return {**caps, **{key: getattr(policy, key) for key in _POLICY_LIMITS}}
+def _list_policy_limits(policy: ResolvedPolicy) -> Limits:
+    """Return the limits of a policy as a file writes them."""
+    session_cap, token_budget = policy.caps.session.max_cost_usd, policy.caps.token_budget or 0
+    limits = {key: getattr(policy, key) for key in _POLICY_LIMITS}
+    return Limits(max_cost_usd=session_cap, token_budget=token_budget, **limits)
 
 
-def _list_model_limits(settings: BrainSpec) -> dict[str, Any]:
-    return {key: getattr(settings, key) for key in _MODEL_LIMITS}
-
-
-def _lower_limits(current: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
-    def choose(key: str, current_value: Any) -> Any:
-        value = getattr(limits, key)
-        if value is UNSET:
-            return current_value
-        is_maximum = key in LIMIT_FORMATS
-        return current_value if is_maximum and is_looser(value, current_value, LIMIT_FORMATS[key][1]) else value
-
-    return {key: choose(key, value) for key, value in current.items()}
+def _list_model_limits(settings: BrainSpec) -> Limits:
+    return Limits(**{key: getattr(settings, key) for key in _MODEL_LIMITS})
 
 
 def _playbooks(folder: Path, tasks: Tasks) -> Mapping[str, Playbook]:

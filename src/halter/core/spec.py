@@ -5,9 +5,7 @@ Human forms (`30m`, dollars, `none`, `20/hour`) are parsed to integers; the form
 `order` in the metadata of a policy key says which of two values is the stricter; `halter.policy.order` has the kinds.
 """
 
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -53,19 +51,14 @@ from halter.core.agent_spec import (
     Zone,
 )
 from halter.core.clock import HOUR, MINUTE, SECOND
-from halter.core.ids import Digest
-from halter.core.money import CapMargin, Caps
-from halter.core.provenance import Declaration, Reach, Reads
+from halter.core.provenance import Reach, Reads
 from halter.core.tools import (
     LEVELS,
     DeclaredParts,
     Level,
     ProviderToolName,
-    ToolSpec,
-    find_declaration,
-    refine_declaration,
 )
-from halter.core.usage import UNKNOWN_PRICES, Price, UnknownPrice
+from halter.core.usage import Price, UnknownPrice
 
 # The kinds of order that many keys have.
 LOWER: Final[dict[str, Any]] = {"order": "lower"}
@@ -245,17 +238,10 @@ MODES: Final[tuple[Mode, ...]] = ("ASSIST", "SEMI", "FULL")
 
 ProvenanceMode = Literal["off", "observe", "ask", "strict"]
 """The treatment of a call with a value from untrusted content, from the laxest to the strictest mode."""
-PROVENANCE_MODES: Final[tuple[ProvenanceMode, ...]] = ("off", "observe", "ask", "strict")
 
 Approval = Literal["always", "never"]
 Simulate = Literal["never", "asked", "always"]
 SIMULATE_MODES: Final[tuple[Simulate, ...]] = ("never", "asked", "always")
-
-DEFAULT_RATES: Final[Mapping[Level, int]] = MappingProxyType({"PRIVILEGED": 20})
-"""Attempts per hour if no rate is set; the other levels have no default."""
-SIMULATED_LEVELS: Final[tuple[Level, ...]] = ("RESTRICTED", "PRIVILEGED")
-"""The levels to which `policy.simulate` applies; without that key, no call is predicted."""
-APPROVAL_EXPIRY: Final = 24 * HOUR
 
 
 class LevelRule(Spec, frozen=True):
@@ -425,10 +411,6 @@ class Policy(Spec, frozen=True):
     approval_expiry: (
         Annotated[Duration, Meta(description="Time after which a pending approval expires.", extra=LOWER)] | UnsetType
     ) = UNSET
-
-    def usual_simulate(self, level: Level) -> Simulate:
-        """Return the `simulate` mode of a level without a rule for the level or the tool."""
-        return self.simulate if self.simulate is not UNSET and level in SIMULATED_LEVELS else "never"
 
 
 class ModelSpec(Spec, frozen=True):
@@ -847,186 +829,3 @@ class Phase(msgspec.Struct, frozen=True):
 
     def grants_tool(self, tool: str) -> bool:
         return self.grants is None or tool in self.grants
-
-
-class ToolPolicy(msgspec.Struct, frozen=True):
-    """The resolved rules of one tool. With no `approval`, the mode and the level decide."""
-
-    level: Level
-    approval: Approval | None
-    rate: int | None
-    simulate: Simulate
-    approvers: int = 1
-
-
-class ResolvedPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """The complete policy by which the guard judges an agent.
-
-    No field has a default, so the digest covers all of them. `policies` are those of the fleet (two if both the store's
-    policy and a file apply), then the agent's. They are merged per tool, because a rule for a tool in one must not hide
-    a stricter rule for its level in another. Merged rules are cached in the `__dict__`, which is not part of the
-    policy.
-    """
-
-    name: str
-    mode: Mode
-    observe: bool
-    caps: Caps
-    on_cap: OnCap
-    max_steps: int
-    timeout: int
-    min_output_tokens: int
-    reserve_tokens: int
-    reserve_cost_fraction: float
-    policies: tuple[Policy, ...]
-    disabled: tuple[str, ...]
-    approval_expiry: int
-    tools: ToolsSpec
-    phases: tuple[Phase, ...]
-    allowed_models: tuple[str, ...] | None
-    allowed_hosts: tuple[str, ...] | None
-    secrets: tuple[str, ...]
-    prices: Mapping[str, Price]
-
-    def canonical(self) -> bytes:
-        return msgspec.json.encode(self, order="sorted")
-
-    def digest(self) -> Digest:
-        """Return the digest of this policy: a decision made under another policy does not count."""
-        return self._digest
-
-    @cached_property
-    def _digest(self) -> Digest:
-        return Digest(hashlib.sha256(self.canonical()).hexdigest())
-
-    @cached_property
-    def reserve_usd(self) -> int:
-        """The part of the session's cap that is reserved for the wrap-up."""
-        cap = self.caps.session.max_cost_usd or 0
-        return round(cap * self.reserve_cost_fraction) if self.on_cap == "wrap_up" else 0
-
-    @cached_property
-    def cap_margin(self) -> CapMargin:
-        """The remainder at which a budget of the agent is near its cap."""
-        return CapMargin(self.reserve_cost_fraction, self.reserve_tokens)
-
-    def rule(self, tool: str, declared: Level) -> ToolPolicy:
-        """Merge the rules of all policies for a tool with its declared level.
-
-        The fleet's rules for the declared level count as well: an agent must not get laxer rules by raising a tool's
-        level.
-        """
-        policies_by_tool: dict[tuple[str, Level], ToolPolicy] = vars(self).setdefault("rules", {})
-        policy = policies_by_tool.get((tool, declared))
-        if policy is None:
-            policy = policies_by_tool[tool, declared] = self._rule(tool, declared)
-        return policy
-
-    def _rule(self, tool: str, declared: Level) -> ToolPolicy:
-        *fleets, agent = self.policies
-        return _merge_strictest([self._below(fleet, agent, tool, declared) for fleet in fleets])
-
-    def _below(self, fleet: Policy, agent: Policy, tool: str, declared: Level) -> ToolPolicy:
-        base = _find_level(fleet, tool, declared)
-        level = LEVELS[max(LEVELS.index(base), LEVELS.index(_find_level(agent, tool, base)))]
-        levels: tuple[Level, Level] = (base, level)
-        fleet_rules: list[tuple[Level, tuple[LevelRule, ...]]] = [
-            (rule_level, _find_level_rules(fleet, tool, rule_level)) for rule_level in levels
-        ]
-        agent_rules = _find_level_rules(agent, tool, level)
-        rates = [
-            _first_value(level_rules, "rate", DEFAULT_RATES.get(rule_level)) for rule_level, level_rules in fleet_rules
-        ]
-        simulates = [
-            _first_value(level_rules, "simulate", fleet.usual_simulate(rule_level))
-            for rule_level, level_rules in fleet_rules
-        ]
-        simulates += _collect_values(agent_rules, "simulate") or (agent.usual_simulate(level),)
-        return ToolPolicy(
-            level=level,
-            approval=_merge_approval(
-                [_first_value(level_rules, "approval") for _, level_rules in fleet_rules],
-                _first_value(agent_rules, "approval"),
-            ),
-            rate=min(
-                (rate for rate in (*rates, *_collect_values(agent_rules, "rate")) if rate is not None), default=None
-            ),
-            simulate=max(simulates, key=SIMULATE_MODES.index),
-            approvers=max([1, *_collect_values((*fleet_rules[0][1], *fleet_rules[1][1], *agent_rules), "approvers")]),
-        )
-
-    @property
-    def provenance(self) -> ProvenanceMode | None:
-        """The strictest mode set by a policy; None if no policy sets one, and the kind of session decides."""
-        modes: list[ProvenanceMode] = [each.provenance for each in self.policies if each.provenance is not UNSET]
-        return max(modes, key=PROVENANCE_MODES.index, default=None)
-
-    @property
-    def unknown_price(self) -> UnknownPrice | None:
-        """The strictest treatment of an unknown price; None if no policy sets one, and the kind of session decides."""
-        settings: list[UnknownPrice] = [each.unknown_price for each in self.policies if each.unknown_price is not UNSET]
-        return min(settings, key=UNKNOWN_PRICES.index, default=None)
-
-    @property
-    def locks(self) -> bool:
-        flags = [each.lock_after_denial for each in self.policies if each.lock_after_denial is not UNSET]
-        return any(flags) or not flags
-
-    def declaration(self, spec: ToolSpec) -> Declaration:
-        """Return the declaration of a tool, refined by the agent's policy and then by the fleet's."""
-        *fleets, agent = self.policies
-        result = find_declaration(spec)
-        for policy in (agent, *reversed(fleets)):
-            rule = policy.tools.get(spec.name)
-            result = result if rule is None else refine_declaration(result, rule.declared)
-        return result
-
-    def allows_model(self, model: str) -> bool:
-        return self.allowed_models is None or is_covered(model, self.allowed_models)
-
-
-def _merge_strictest(rules: Sequence[ToolPolicy]) -> ToolPolicy:
-    """Merge rules to the strictest value of each key."""
-    return ToolPolicy(
-        level=LEVELS[max(LEVELS.index(rule.level) for rule in rules)],
-        approval=_merge_approval([rule.approval for rule in rules], None),
-        rate=min((rule.rate for rule in rules if rule.rate is not None), default=None),
-        simulate=SIMULATE_MODES[max(SIMULATE_MODES.index(rule.simulate) for rule in rules)],
-        approvers=max(rule.approvers for rule in rules),
-    )
-
-
-def _find_level(policy: Policy, tool: str, default: Level) -> Level:
-    rule = policy.tools.get(tool)
-    return default if rule is None or rule.level is UNSET else rule.level
-
-
-def _find_level_rules(policy: Policy, tool: str, level: Level) -> tuple[LevelRule, ...]:
-    return tuple(rule for rule in (policy.tools.get(tool), policy.levels.get(level)) if rule is not None)
-
-
-def _collect_values(rules: Iterable[LevelRule], key: str) -> tuple[Any, ...]:
-    return tuple(value for rule in rules if (value := getattr(rule, key)) is not UNSET)
-
-
-def _first_value(rules: Iterable[LevelRule], key: str, default: Any = None) -> Any:
-    return next(iter(_collect_values(rules, key)), default)
-
-
-def _merge_approval(fleet_approvals: Sequence[Approval | None], agent_approval: Approval | None) -> Approval | None:
-    """Return `always` if any rule sets it, and `never` only if every rule of the fleet does."""
-    if "always" in (*fleet_approvals, agent_approval):
-        return "always"
-    return "never" if all(approval == "never" for approval in fleet_approvals) else None
-
-
-def is_covered(name: str, patterns: Iterable[str]) -> bool:
-    """Return whether a name, or everything that a pattern matches, is covered by one of the patterns."""
-    return any(_covers(pattern, name) for pattern in patterns)
-
-
-def _covers(pattern: str, name: str) -> bool:
-    """Match a `*` at the start or the end of `pattern`; a `*` in `name` counts as a letter."""
-    if pattern.startswith("*"):
-        return name.endswith(pattern[1:]) and (len(name) > len(pattern) - 1)
-    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern

@@ -10,7 +10,7 @@ import re
 from decimal import Decimal
 from functools import lru_cache
 from ipaddress import ip_address
-from typing import Final, Literal, NamedTuple, Protocol, Self, get_args
+from typing import Final, Literal, NamedTuple, Protocol, Self
 from urllib.parse import urlsplit
 
 import msgspec
@@ -142,8 +142,6 @@ FREE_PRICE: Final = Price(Decimal(0), Decimal(0))
 
 UnknownPrice = Literal["refuse", "dearest"]
 """What happens to a model without a known price: it is refused, or held and charged at a guess."""
-UNKNOWN_PRICES: Final[tuple[UnknownPrice, ...]] = get_args(UnknownPrice)
-"""The stricter one comes first."""
 
 
 class Unpriced(NamedTuple):

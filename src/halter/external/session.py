@@ -20,7 +20,6 @@ from halter.core.events import CallRefused, CallStarted, DecisionAsked, SessionP
 from halter.core.ids import SessionId, WorkerId, inbox_stream, session_stream
 from halter.core.ports import ALL_STREAMS, Lease, Query, Store, Stored, offload_body, read_stream
 from halter.core.rows import DecisionRow, SessionRow, WorkerRow
-from halter.core.spec import ResolvedPolicy
 from halter.core.text import encode_body
 from halter.core.vocabulary import SessionKind, State, TerminalReason, WakeCause
 from halter.dispatch.heartbeat import acquire_lease
@@ -29,6 +28,7 @@ from halter.guard.prepare import SessionContext
 from halter.guard.tool_door import ApprovalRequired
 from halter.journal.store import JournalStore
 from halter.loop.session_runtime import watch_changes
+from halter.policy.evaluation import ResolvedPolicy
 from halter.redaction.redact import Redact
 from halter.runtime.agent_context import store_policy
 from halter.runtime.runtime import Runtime

@@ -48,9 +48,11 @@ from halter.core.ports import Draft, Rows, Write
 from halter.core.project import POLICY_KEY, budget_key, budget_row, rows_of_hold
 from halter.core.provenance import Flaw
 from halter.core.rows import AuditRow, DecisionRow, FleetPolicyRow, HaltRow, HoldRow, OutputRow, RateRow, RuleRow
-from halter.core.spec import Mode, ResolvedPolicy, ToolPolicy
-from halter.core.tools import LEVELS, Effect, Level, ToolSpec
+from halter.core.spec import Mode, ToolRule
+from halter.core.tools import Effect, Level, ToolSpec
 from halter.core.vocabulary import ActionLimit, Audit, Outcome, Purpose, R, RiskLevel, RowKey
+from halter.policy.evaluation import ResolvedPolicy, ToolPolicy
+from halter.policy.order import find_strictest
 from halter.state.lifecycle import draft_releases
 
 
@@ -616,7 +618,7 @@ def find_declared_level(spec: ToolSpec) -> Level:
     """Return a tool's own level; an MCP tool that is not declared read-only is at least RESTRICTED."""
     if not spec.server or spec.effect == "read":
         return spec.level
-    return LEVELS[max(LEVELS.index(spec.level), LEVELS.index("RESTRICTED"))]
+    return find_strictest(ToolRule, "level", (spec.level, "RESTRICTED"))
 
 
 def find_tool_policy(policy: ResolvedPolicy, spec: ToolSpec) -> ToolPolicy:

@@ -30,7 +30,7 @@ from halter.core.money import (
 from halter.core.project import BudgetKey, budget_key
 from halter.core.provenance import Flaw
 from halter.core.rows import HaltRow, RuleRow
-from halter.core.spec import Phase, ResolvedPolicy, ToolPolicy
+from halter.core.spec import Phase
 from halter.core.text import clean, encode_body
 from halter.core.tools import DOLLAR, Invalid, Tool, ToolSpec, Valid, find_secret_names
 from halter.core.usage import ModelPrices, PriceTable, Unpriced, runs_locally
@@ -51,6 +51,7 @@ from halter.guard.judge import (
 )
 from halter.guard.judge_request import HoldTerms, ModelAttempt, compile_hold_terms
 from halter.guard.provenance_check import ProvenanceCheck, describe_flaw, explain_flaws, strip_flaws
+from halter.policy.evaluation import ResolvedPolicy, ToolPolicy
 from halter.redaction.anonymize import find_placeholders
 from halter.redaction.secrets import describe_missing_secrets
 

@@ -15,9 +15,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from halter.core.folders import ProtectedEntry, ProtectedPaths
-from halter.core.spec import is_covered
+from halter.core.spec import ToolRule
 from halter.core.tools import (
-    LEVELS,
     TOOLS_BY_FAMILY,
     Effect,
     EffectStatus,
@@ -31,6 +30,7 @@ from halter.core.tools import (
     Valid,
 )
 from halter.core.vocabulary import RiskLevel
+from halter.policy.order import find_strictest, is_covered
 from halter.risk.risk import assess_risk, only_reads
 from halter.tools.function_tool import canonical_json
 
@@ -141,7 +141,7 @@ class HookedTool:
             name=self._name,
             description="A tool of another program.",
             schema=_ANY_ARGUMENTS,
-            level=LEVELS[max(map(LEVELS.index, (level, _RISK_LEVELS[risk], min_level)))],
+            level=find_strictest(ToolRule, "level", (level, _RISK_LEVELS[risk], min_level)),
             effect=effect,
             egress=self._family in {"web", "mcp"},
             cost=self._cost,

@@ -27,7 +27,6 @@ import msgspec
 
 from halter.core.clock import DAY
 from halter.core.errors import ConfigError
-from halter.core.spec import ResolvedPolicy
 from halter.core.text import format_count, shorten, to_one_line
 from halter.core.usage import ModelName, UnknownPrice, Unpriced, is_encrypted_or_local
 from halter.models.providers import (
@@ -49,6 +48,7 @@ from halter.models.providers import (
     make_period,
     read_bundled_table,
 )
+from halter.policy.evaluation import ResolvedPolicy
 
 if TYPE_CHECKING:
     from genai_prices import types

@@ -10,15 +10,16 @@ from msgspec import Meta
 from halter.config.agent_files import AgentFile, parse_agent, read_agent
 from halter.config.merge import FleetConfig, parse_fleet
 from halter.config.policy import parse_stored_fleet
-from halter.config.resolve import resolve_policy
+from halter.config.resolve import narrow_policy, resolve_policy
 from halter.config.yaml_reader import Document, load_bytes
 from halter.core.errors import NotDone
 from halter.core.money import Cap, Usd, format_exact_micros, micros_to_usd
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
-from halter.core.spec import Phase, ResolvedPolicy, ToolRule
+from halter.core.spec import Limits, Phase, ToolRule
 from halter.operations.actor import Actor, Agent, Dollars, Moment, Name, fail_invalid
 from halter.operations.money import amount_of
+from halter.policy.evaluation import ResolvedPolicy
 from halter.runtime.backtest import BacktestLine, PolicyChange, RecordedUse, backtest, measure_use, read_policy
 from halter.runtime.runtime import DEFAULT_FLEET, read_stored_policy
 
@@ -205,13 +206,9 @@ def _round_up(micros: int, reserve: float = 0.0) -> int:
 
 
 def _tighten(recorded_policy: ResolvedPolicy, use: RecordedUse) -> ResolvedPolicy:
-    caps = msgspec.structs.replace(
-        recorded_policy.caps,
-        session=Cap(
-            _round_up(use.session_usd, recorded_policy.reserve_cost_fraction), recorded_policy.caps.session.per
-        ),
-        agent=(Cap(_round_up(use.day_usd), "day"),),
-    )
+    session_usd = _round_up(use.session_usd, recorded_policy.reserve_cost_fraction)
+    narrowed_caps = narrow_policy(recorded_policy, Limits(max_cost_usd=session_usd)).caps
+    caps = msgspec.structs.replace(narrowed_caps, agent=(Cap(_round_up(use.day_usd), "day"),))
     own_policy = recorded_policy.policies[-1]
     rules = {
         tool: msgspec.structs.replace(own_policy.tools.get(tool, ToolRule()), rate=attempts)

@@ -10,7 +10,6 @@ from msgspec import Meta
 
 from halter.config.merge import FleetConfig
 from halter.config.policy import (
-    DifferenceKind,
     PolicyDifference,
     canonicalize_policy,
     merge_with_policy,
@@ -39,6 +38,7 @@ from halter.guard.approvals import PendingDecision, answer_decision, list_pendin
 from halter.guard.judge import adopt_policy
 from halter.guard.ledger import change_cap
 from halter.operations.actor import Actor, Dollars, Done, Name, Reason, Scope, fail_conflict, fail_invalid, readable
+from halter.policy.order import DifferenceKind
 from halter.runtime import runtime
 from halter.runtime.budgets import Budget, read_configured_caps, read_current_budgets, render_budgets
 from halter.runtime.needs import describe_continuation

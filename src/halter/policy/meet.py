@@ -1,6 +1,6 @@
 """What holds if two policies apply, key by key: the stricter value of each, and where they differ."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
@@ -120,19 +120,26 @@ def _meet_entries(order: Mapped, pair: _Pair, path: KeyPath) -> tuple[Any, Seque
 def _choose_value(order: Unordered, pair: _Pair, path: KeyPath) -> tuple[Any, Sequence[Difference]]:
     first, second = pair.first, pair.second
     value = order.meet(first, second)
-    if pair.partial:
+    if pair.partial or first == second:
         return value, ()
-    if isinstance(first, Mapping) and isinstance(second, Mapping) and order.is_kept:
-        names = [name for name in dict.fromkeys((*first, *second)) if first.get(name) != second.get(name)]
-        entries = [(name, first.get(name, UNSET), second.get(name, UNSET)) for name in names]
-        return value, [Difference((*path, name), order.compare(*each), order, *each) for name, *each in entries]
+    if order.is_kept:
+        return value, [*_compare_entries(order, first, second, path)]
     how = order.compare(_fill_in(first, pair.first_default), _fill_in(second, pair.second_default))
     return value, [Difference(path, how, order, *pair[:4])] if how else ()
 
 
+def _compare_entries(
+    order: Unordered, first: Mapping[str, Any], second: Mapping[str, Any], path: KeyPath
+) -> Iterator[Difference]:
+    for name in dict.fromkeys((*first, *second)):
+        one, other = first.get(name, UNSET), second.get(name, UNSET)
+        if how := order.compare(one, other):
+            yield Difference((*path, name), how, order, one, other)
+
+
 def _meet_values(order: Order, pair: _Pair, path: KeyPath) -> tuple[Any, Sequence[Difference]]:
     first, second = pair.first, pair.second
-    if pair.partial and second is UNSET:
+    if first == second or (pair.partial and second is UNSET):
         return first, ()
     one, other = _fill_in(first, pair.first_default), _fill_in(second, pair.second_default)
     if pair.partial and (order.adds_up or (one is UNSET and not order.binds_unset)):

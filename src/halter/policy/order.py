@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from functools import cache, reduce
 from types import MappingProxyType, UnionType
-from typing import Annotated, Any, ClassVar, Final, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Final, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from msgspec import UNSET, Meta, Struct
 
@@ -112,7 +112,7 @@ class Order:
 class Ranked(Order):
     """Values that are listed from the strictest to the laxest. A key that is not set has the laxest one."""
 
-    def __init__(self, values: tuple[Any, ...], extra: Mapping[str, Any]) -> None:
+    def __init__(self, values: tuple[Any, ...], extra: Mapping[str, Any] = MappingProxyType({})) -> None:
         super().__init__(extra)
         self._values = values
 
@@ -266,7 +266,7 @@ class Unordered(Order):
         """Return which of two values applies; None if they are equal, or nobody else is bound by the key."""
         if first == second or self._kind == "local":
             return None
-        is_fixed = self._kind == "fixed" or (self._kind == "declared" and UNSET not in (first, second))
+        is_fixed = self._kind == "fixed" or (self._kind in ("declared", "kept") and UNSET not in (first, second))
         return "fixed" if is_fixed else "free"
 
     def format(self, value: Any) -> str:
@@ -308,9 +308,8 @@ def list_orders(kind: type[Struct]) -> Mapping[str, Order]:
 
 
 def find_strictest(kind: type[Struct], key: str, values: Iterable[Any]) -> Any:
-    """Return the strictest of the values of a key; UNSET if there are none."""
-    known_values = tuple(values)
-    return reduce(list_orders(kind)[key].meet, known_values) if known_values else UNSET
+    """Return the strictest of the values of a key."""
+    return reduce(list_orders(kind)[key].meet, values)
 
 
 def _find_order(key: str, annotation: Any) -> Order:
@@ -321,7 +320,7 @@ def _find_order(key: str, annotation: Any) -> Order:
         case None if len(structs) == 1 and types[0] is structs[0]:
             return Nested(structs[0], extra)
         case tuple():
-            return Ranked(order, extra)
+            return Ranked(cast("tuple[Any, ...]", order), extra)
         case str() if order in _MAPS and structs:
             return Mapped(structs[0], extra)
         case str() if order in _UNORDERED:

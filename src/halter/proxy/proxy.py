@@ -23,7 +23,6 @@ from halter.core.clock import HOUR, SECOND, read_monotonic
 from halter.core.errors import ConfigError, LeaseLost, ModelError, StoreUnavailable
 from halter.core.ids import key_scope, make_worker_id
 from halter.core.messages import Prompt
-from halter.core.spec import ResolvedPolicy
 from halter.core.text import shorten, to_one_line
 from halter.core.usage import ModelName, runs_locally
 from halter.dispatch.heartbeat import renew_leases
@@ -60,6 +59,7 @@ from halter.loop.session_runtime import cancel_and_wait
 from halter.models.price_tables import make_prices
 from halter.models.providers import Prices, find_endpoint, find_listed_window, list_model_names
 from halter.models.wire import uses_new_limit
+from halter.policy.evaluation import ResolvedPolicy
 from halter.proxy.body_reader import BodyRead, BodyReader, BodyTooLarge, ReadRequest
 from halter.proxy.keys import DEFAULT_MAX_BODY_MB, KeyRing, VirtualKey, find_client_key
 from halter.proxy.sessions import KeyTerms, ProxiedSession, ProxiedSessions, resolve_key

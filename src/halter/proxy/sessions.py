@@ -21,12 +21,12 @@ from halter.core.events import SessionStarted
 from halter.core.money import DOLLAR, format_exact_micros
 from halter.core.ports import Lease, Query
 from halter.core.rows import HaltRow, SessionRow
-from halter.core.spec import ResolvedPolicy
 from halter.external.session import MAX_LISTED_SESSIONS, ExternalSession, SessionHost
 from halter.external.sweep import recover_session
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import read_halts
 from halter.guard.prepare import SessionContext
+from halter.policy.evaluation import ResolvedPolicy
 from halter.proxy.keys import VirtualKey
 from halter.runtime.agent import parse_agent_options
 from halter.runtime.runtime import Runtime

@@ -23,13 +23,14 @@ from halter.core.events import SessionStarted
 from halter.core.ids import Digest, SessionId, WorkerId
 from halter.core.messages import Model
 from halter.core.ports import Store
-from halter.core.spec import Limits, ResolvedPolicy
+from halter.core.spec import Limits
 from halter.core.usage import ModelName
 from halter.core.vocabulary import SessionKind
 from halter.guard.guard import GuardRuntime
 from halter.guard.provenance_check import ProvenanceCheck
 from halter.loop.decide import ASK_USER, FINAL_ANSWER, YIELD
 from halter.models.price_tables import make_prices
+from halter.policy.evaluation import ResolvedPolicy
 from halter.redaction.redact import Redactor, StreamRedactor, select_secrets
 from halter.redaction.secrets import Secrets
 from halter.runtime.assemble import AssembledAgent

@@ -61,13 +61,13 @@ from halter.core.folders import (
 from halter.core.ids import FLEET
 from halter.core.ports import Draft, Query, Rows, Write
 from halter.core.rows import DecisionRow, PinRow
-from halter.core.spec import ResolvedPolicy
 from halter.core.text import format_count, join_names, shorten, suggest_nearest, to_one_line
 from halter.core.tools import SERVER_SEPARATOR, Failed, Invalid, PinnedDigests, Tool, ToolServer, ToolSpec, check_pins
 from halter.guard.approvals import Pin, Question, ServerChange, ask_question, make_server_question, withdraw_question
 from halter.guard.judge import find_tool_policy, needs_approval
 from halter.guard.prepare import SessionContext
 from halter.notify import require_libraries
+from halter.policy.evaluation import ResolvedPolicy
 from halter.redaction import personal_data
 from halter.redaction.secrets import Secrets, read_environment_secrets
 from halter.runtime.document_index import Library

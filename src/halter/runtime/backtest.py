@@ -42,7 +42,7 @@ from halter.core.ports import Draft, Stored
 from halter.core.project import budget_row
 from halter.core.provenance import Flaw
 from halter.core.rows import DecisionRow, RuleRow
-from halter.core.spec import Phase, ProvenanceMode, ResolvedPolicy
+from halter.core.spec import Phase, ProvenanceMode
 from halter.core.tools import LEVELS, SERVER_SEPARATOR, Level, Tool, ToolSpec, Valid
 from halter.core.usage import ModelName, ModelPrices, RequestExtras, Unpriced, Usage
 from halter.core.vocabulary import Outcome, R, Row
@@ -55,13 +55,15 @@ from halter.journal.engine import StoreView
 from halter.journal.rebuild import RowFold
 from halter.models.price_tables import make_prices
 from halter.models.providers import Prices
+from halter.policy.evaluation import ResolvedPolicy
+from halter.policy.order import Ranked
 from halter.runtime.session_builder import grant_phase_tools
 from halter.state.trigger_records import TriggerRecord
 
 Verdict = Literal["allowed", "asked", "refused"]
 """The verdict on a call or a request; one that waits for other holds counts as allowed."""
 
-VERDICT_RANKS: Final[Mapping[Verdict, int]] = {"refused": 0, "asked": 1, "allowed": 2}
+VERDICT_ORDER: Final = Ranked(("refused", "asked", "allowed"))
 
 POLICY_INDEPENDENT_OUTCOMES: Final[frozenset[Outcome]] = frozenset(
     ("unknown_tool", "invalid_arguments", "quarantined", "external_halt")
@@ -103,7 +105,7 @@ class BacktestLine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def loosened(self) -> bool:
-        return VERDICT_RANKS[self.now] > VERDICT_RANKS[self.then]
+        return not VERDICT_ORDER.is_within(self.now, self.then)
 
 
 class Backtest(msgspec.Struct, frozen=True, kw_only=True):

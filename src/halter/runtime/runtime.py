@@ -21,7 +21,6 @@ from halter.config.policy import (
     merge_with_policy,
     parse_stored_fleet,
 )
-from halter.config.resolve import FLEET_DAY_CAP
 from halter.core.clock import MINUTE, SECOND, Clock, SystemClock
 from halter.core.errors import ConfigError, StoreError, StoreUnusable
 from halter.core.events import FleetPolicyAdopted, PricesChanged, StoreAccepted
@@ -39,6 +38,7 @@ from halter.guard.judge import adopt_first_policy
 from halter.guard.ledger import Ledger
 from halter.guard.model_door import PromptLog
 from halter.journal.store import StoreProblem
+from halter.policy.defaults import FLEET_DAY_CAP
 from halter.redaction.redact import Redactor
 from halter.settings import Settings
 

@@ -18,7 +18,6 @@ from halter.core.messages import Message
 from halter.core.money import Leg, Spender, format_exact_micros, list_accounts
 from halter.core.ports import Draft, Lease, Query, Store, offload_body, read_body, read_stream
 from halter.core.rows import SessionRow, explain_newer_format
-from halter.core.spec import ResolvedPolicy
 from halter.core.text import decode_body, encode_body, join_names
 from halter.core.vocabulary import SessionKind, State
 from halter.dispatch.heartbeat import acquire_lease, renew_leases
@@ -27,6 +26,7 @@ from halter.guard.ledger import read_budget
 from halter.loop.loop import NO_OBSERVER, LoopObserver
 from halter.loop.session_runtime import SessionRuntime, WaitListener, find_final_text
 from halter.loop.transcript_reader import has_denial, number_calls, read_past
+from halter.policy.evaluation import ResolvedPolicy
 from halter.redaction.redact import mask_message
 from halter.runtime.agent_context import (
     LEASE_WAIT_TIMEOUT,

@@ -17,10 +17,11 @@ from halter.core.agent_spec import Pacing, Tasks
 from halter.core.events import CallRefused, DecisionAsked
 from halter.core.ids import WorkerId, make_worker_id
 from halter.core.provenance import ArgumentUse, Declaration, guess_use, split_name
-from halter.core.spec import Phase, ProvenanceMode, ResolvedPolicy
+from halter.core.spec import Phase, ProvenanceMode
 from halter.core.tools import EffectStatus, Invalid, Output, Permit, Tool, ToolSpec, Valid
 from halter.dispatch.heartbeat import renew_leases
 from halter.guard.tool_door import ApprovalRequired
+from halter.policy.evaluation import ResolvedPolicy
 from halter.runtime.agent_context import AgentContext, Models, make_guard
 from halter.runtime.assemble import AssembledAgent, assemble_agent
 from halter.runtime.runtime import Runtime, open_runtime
