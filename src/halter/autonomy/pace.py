@@ -9,27 +9,22 @@ moment after it.
 The gate is the cheap check before a full turn. It can only decide against a turn; if it fails, the turn is taken.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import time, timedelta
 from hashlib import sha256
 from typing import Any, Final, cast
-from zoneinfo import ZoneInfo
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from halter.autonomy.hot_state import FieldChange, HotStateSnapshot, LiveFacts
 from halter.autonomy.upkeep import ProgressEvent, count_fruitless_turns
-from halter.core.agent_spec import ActiveHours, Gate, HotField, Pacing
-from halter.core.clock import DAY_TIME_PATTERN, SECOND, Clock, format_duration
+from halter.core.agent_spec import Gate, HotField, Pacing
+from halter.core.clock import SECOND, Clock, format_duration
 from halter.core.codec import decode
-from halter.core.errors import ConfigError
 from halter.core.ids import Digest, session_stream
 from halter.core.messages import Model, Prompt, Reply, Text
 from halter.core.ports import Query, Store
 from halter.core.rows import SessionRow
-from halter.core.schedules import find_first_moment, find_zone, to_local_time
 from halter.core.text import EvaluationFailure, Expression, clean, shorten, to_cel_value
 from halter.core.vocabulary import GateStage
 from halter.guard.model_door import AnsweredRequest, ModelRequest
@@ -41,6 +36,7 @@ from halter.loop.loop import HotStateCapture, TurnLoop
 from halter.loop.prompt import MAX_DATA_LENGTH, Worth, make_question_prompt, read_form_answer
 from halter.loop.session_runtime import SessionRuntime
 from halter.loop.text_calls import cut_text, encode_canonical, is_equal_json, to_json_line
+from halter.policy.hours import Hours, find_wake_time
 from halter.tasks.conversation import Inbox, OpenTurn
 
 
@@ -64,57 +60,6 @@ async def read_progress(store: Store, session: str) -> Sequence[ProgressEvent]:
         (decode(row.kind, row.version, row.facts), (row.body or b"") if row.blob is None else row.blob.encode())
         for row in reversed(rows)
     ]
-
-
-class Hours(msgspec.Struct, frozen=True):
-    """A daily period in a time zone. An end before the start is on the next day."""
-
-    start: time
-    end: time
-    zone: str
-
-
-def parse_active_hours(spec: ActiveHours) -> Hours:
-    start, end = _clock("start", spec.start), _clock("end", spec.end)
-    if start == end:
-        raise ConfigError(
-            f"`active_hours` starts and ends at {spec.start}. Set a different `end`, "
-            "or remove `active_hours` for an agent that may always be awake."
-        )
-    zone = spec.timezone or "UTC"
-    if find_zone(zone) is None:
-        raise ConfigError(f"`active_hours.timezone` is {zone!r}, which is unknown. Use a name such as Europe/Berlin.")
-    return Hours(start, end, zone)
-
-
-def _clock(key: str, text: str) -> time:
-    if re.fullmatch(DAY_TIME_PATTERN, text) is None:
-        raise ConfigError(
-            f'`active_hours.{key}` is {text!r}, which is not a time of day. Use a quoted time such as "08:00", '
-            'from "00:00" to "23:59".'
-        )
-    return time.fromisoformat(text)
-
-
-def find_wake_time(hours: Hours, now: int) -> int | None:
-    """Return when the next period begins; None if the agent may be awake now."""
-    upcoming: list[int] = []
-    for begin, end in _stretches(hours, now):
-        if begin <= now < end:
-            return None
-        if now < begin < end:
-            upcoming.append(begin)
-    return min(upcoming)
-
-
-def _stretches(hours: Hours, now: int) -> Iterator[tuple[int, int]]:
-    """Yield the periods around a moment. A period that a day skips entirely has no length."""
-    zone = ZoneInfo(hours.zone)
-    today = to_local_time(now, zone).date()
-    overnight = timedelta(days=1 if hours.end < hours.start else 0)
-    for days in range(-2, 5):
-        date = today + timedelta(days=days)
-        yield find_first_moment(date, hours.start, zone), find_first_moment(date + overnight, hours.end, zone)
 
 
 _MAX_DROPPED: Final = 100

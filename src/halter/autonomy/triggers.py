@@ -13,7 +13,6 @@ from typing import Final
 
 import msgspec
 
-from halter.autonomy.pace import Hours, find_wake_time
 from halter.autonomy.upkeep import Unhealthy
 from halter.core.agent_spec import Schedule, Watch
 from halter.core.clock import MINUTE, SECOND, WindowLength, window_at, window_end
@@ -22,6 +21,7 @@ from halter.core.money import BudgetRow, Cap, Caps, ScopedCap, format_exact_micr
 from halter.core.rows import TriggerRow
 from halter.core.schedules import TickCount, Timing, count_ticks, next_tick_after
 from halter.core.vocabulary import State
+from halter.policy.hours import Hours, find_wake_time
 
 LATENESS_TOLERANCE: Final = MINUTE
 """A due time handled within this time was not missed."""

@@ -12,7 +12,6 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
-from halter.autonomy.pace import Hours, find_wake_time
 from halter.channels.messages import (
     QUESTION,
     RANDOM_BYTES,
@@ -56,6 +55,7 @@ from halter.operations import control, decisions
 from halter.operations.actor import Actor, Principal
 from halter.operations.channels import read_who
 from halter.operations.status import FleetStatus, read_status
+from halter.policy.hours import Hours, find_wake_time
 from halter.runtime.needs import read_open_questions
 from halter.runtime.runtime import Runtime
 from halter.state.channel import Approver, ChannelLog, ChannelState, ShownMessage, digest_token

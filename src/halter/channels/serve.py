@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET
 
-from halter.autonomy.pace import parse_active_hours
 from halter.channels.channel import DecisionChannel, ReportSentence, Transport, TransportFailed, describe_error
 from halter.core.clock import MINUTE
 from halter.core.errors import ConfigError, require_module
@@ -19,6 +18,7 @@ from halter.core.tools import substitute_secrets
 from halter.loop.session_runtime import raise_if_cancelled, run_together
 from halter.operations.channels import CHANNELS, read_who
 from halter.operations.health import Check, combine_checks, fail_check, pass_check, warn_check
+from halter.policy.hours import parse_active_hours
 from halter.redaction.secrets import read_environment_secrets
 from halter.runtime.runtime import Runtime, read_local_fleet
 from halter.state.channel import ChannelLog, ChannelState

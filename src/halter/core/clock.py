@@ -7,10 +7,10 @@ is the whole life of a scope; a session's own cap has it.
 
 import asyncio
 import re
-import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache
+from time import monotonic_ns, time_ns
 from typing import Final, Literal, Protocol, cast
 from zoneinfo import ZoneInfo
 
@@ -47,10 +47,10 @@ def start_steady_time(clock: Clock) -> Callable[[], int]:
 
 class SystemClock:
     def now(self) -> int:
-        return time.time_ns() // 1000
+        return time_ns() // 1000
 
     def monotonic(self) -> int:
-        return time.monotonic_ns() // 1000
+        return monotonic_ns() // 1000
 
     async def sleep(self, duration: int) -> None:
         await asyncio.sleep(duration / SECOND)
@@ -150,3 +150,46 @@ def window_end(window: str) -> int | None:
         case _:
             end = (start.replace(day=28) + timedelta(days=4)).replace(day=1)
     return int(end.timestamp()) * SECOND
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+def find_zone(name: str) -> ZoneInfo | None:
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        return None
+
+
+def to_local_time(moment: int, zone: ZoneInfo) -> datetime:
+    return (_EPOCH + timedelta(microseconds=moment)).astimezone(zone)
+
+
+def to_micros(when: datetime) -> int:
+    return (when.astimezone(UTC) - _EPOCH) // _MICROSECOND
+
+
+def find_first_moment(day: date, clock: time, zone: ZoneInfo) -> int:
+    """Return the first moment at which the local clock shows a time on a day, or the end of the gap that skips it."""
+    local = datetime.combine(day, clock, zone)
+    moment = local.astimezone(UTC)
+    if moment.astimezone(zone).replace(tzinfo=None) != local.replace(tzinfo=None):
+        moment = _end_of_gap(local, zone)
+    return to_micros(moment)
+
+
+def _end_of_gap(local: datetime, zone: ZoneInfo) -> datetime:
+    """Find the moment at which the local clock skips a time, by bisection.
+
+    With the offset after the jump, the time is before the jump; with the offset before the jump, it is after it.
+    """
+    before_gap, after_gap = local.replace(fold=1).astimezone(UTC), local.astimezone(UTC)
+    new_offset = after_gap.astimezone(zone).utcoffset()
+    while after_gap - before_gap > timedelta(seconds=1):
+        middle = (before_gap + (after_gap - before_gap) / 2).replace(microsecond=0)
+        before_gap, after_gap = (
+            (before_gap, middle) if middle.astimezone(zone).utcoffset() == new_offset else (middle, after_gap)
+        )
+    return after_gap

@@ -7,58 +7,24 @@ also in a repeated hour.
 
 import re
 from collections.abc import Iterator
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import datetime, time, timedelta
 from itertools import count, islice
 from typing import Final
-from zoneinfo import ZoneInfo
 
 import msgspec
 from cronsim import CronSim, CronSimError
 
-from halter.core.clock import DAY, DAY_TIME_PATTERN, HOUR, MINUTE, SECOND
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND: Final = timedelta(microseconds=1)
-
-
-def find_zone(name: str) -> ZoneInfo | None:
-    try:
-        return ZoneInfo(name)
-    except (KeyError, ValueError, OSError):
-        return None
-
-
-def to_local_time(moment: int, zone: ZoneInfo) -> datetime:
-    return (_EPOCH + timedelta(microseconds=moment)).astimezone(zone)
-
-
-def to_micros(when: datetime) -> int:
-    return (when.astimezone(UTC) - _EPOCH) // _MICROSECOND
-
-
-def find_first_moment(day: date, clock: time, zone: ZoneInfo) -> int:
-    """Return the first moment at which the local clock shows a time on a day, or the end of the gap that skips it."""
-    local = datetime.combine(day, clock, zone)
-    moment = local.astimezone(UTC)
-    if moment.astimezone(zone).replace(tzinfo=None) != local.replace(tzinfo=None):
-        moment = _end_of_gap(local, zone)
-    return to_micros(moment)
-
-
-def _end_of_gap(local: datetime, zone: ZoneInfo) -> datetime:
-    """Find the moment at which the local clock skips a time, by bisection.
-
-    With the offset after the jump, the time is before the jump; with the offset before the jump, it is after it.
-    """
-    before_gap, after_gap = local.replace(fold=1).astimezone(UTC), local.astimezone(UTC)
-    new_offset = after_gap.astimezone(zone).utcoffset()
-    while after_gap - before_gap > timedelta(seconds=1):
-        middle = (before_gap + (after_gap - before_gap) / 2).replace(microsecond=0)
-        before_gap, after_gap = (
-            (before_gap, middle) if middle.astimezone(zone).utcoffset() == new_offset else (middle, after_gap)
-        )
-    return after_gap
-
+from halter.core.clock import (
+    DAY,
+    DAY_TIME_PATTERN,
+    HOUR,
+    MINUTE,
+    SECOND,
+    find_first_moment,
+    find_zone,
+    to_local_time,
+    to_micros,
+)
 
 MAX_CRON_LENGTH: Final = 200
 """Maximum length of a cron expression."""

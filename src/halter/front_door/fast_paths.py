@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from halter.core.schedules import to_local_time
+from halter.core.clock import to_local_time
 from halter.front_door.arithmetic import evaluate_sum
 from halter.front_door.time_grammar import find_named_zone
 

@@ -18,8 +18,8 @@ from zoneinfo import ZoneInfo, available_timezones
 import msgspec
 
 from halter.core import clock
-from halter.core.clock import parse_duration
-from halter.core.schedules import Timing, find_first_moment, find_timing_flaw, next_tick_after, to_local_time
+from halter.core.clock import find_first_moment, parse_duration, to_local_time
+from halter.core.schedules import Timing, find_timing_flaw, next_tick_after
 
 
 def _number_words(text: str, first: int) -> dict[str, int]:

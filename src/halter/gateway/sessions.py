@@ -247,7 +247,7 @@ class GatedSession(ExternalSession):
 
     async def list_questions(self) -> Sequence[Mapping[str, Any]]:
         """List the pending decisions of this session for its client, which can read them but not answer them."""
-        decisions = await list_pending_decisions(self._store, self._clock.now())
+        decisions, now = await list_pending_decisions(self._store), self._clock.now()
         return [
             {
                 "decision": decision.decision,
@@ -256,7 +256,7 @@ class GatedSession(ExternalSession):
                 "expires_at": decision.expires_at,
             }
             for decision in decisions
-            if decision.session == self.id
+            if decision.session == self.id and decision.expires_at > now
         ]
 
     async def wait_for_question(self, client: ClientCall, decision: str) -> str:

@@ -156,7 +156,7 @@ class Upstreams:
         policy = self._owner.agent.policy
         self._check_rules(tools.values())
         old_names, is_first_load = self._list_names(), not self.tools
-        self._hidden = await settle_pins(self._app, policy.name, [*self._servers], tool_specs)
+        self._hidden = await settle_pins(self._app, policy, [*self._servers], tool_specs)
         self.tools.clear()
         self.tools.update(tools)
         if not is_first_load and self._list_names() != old_names:

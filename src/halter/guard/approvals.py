@@ -44,6 +44,7 @@ from halter.core.vocabulary import DecisionKind, RowKey, RuleScope, Verdict
 from halter.guard.judge import are_two_people, digest_edit
 from halter.guard.ledger import change_cap
 from halter.guard.provenance_check import describe_flaw
+from halter.policy.evaluation import ResolvedPolicy, find_question_times
 from halter.state.lifecycle import draft_releases
 
 STAR: Final = "*"
@@ -485,12 +486,15 @@ class PendingDecision(msgspec.Struct, frozen=True):
 
 
 async def list_pending_decisions(store: Store, now: int = 0) -> Sequence[PendingDecision]:
-    """List the pending decisions, oldest first."""
+    """List the decisions that people are asked to make at a moment, oldest first; without one, all that are pending."""
     return await store.ask(Query("open_decisions", PendingDecision, {"now": now}))
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """A question about something other than an intended call: a cap, a call in doubt, a changed tool."""
+    """A question about something other than an intended call: a cap, a call in doubt, a changed tool.
+
+    `policy` is that of the agent; a question about what a person has just asked for has none.
+    """
 
     decision: str
     about: DecisionKind
@@ -500,6 +504,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     expires_in: int
     display_text: str
     agent: str = ""
+    policy: ResolvedPolicy | None = None
 
 
 def make_trigger_question(agent: str, planned: PlannedTrigger, expires_in: int) -> Question:
@@ -554,8 +559,8 @@ def ask_question(question: Question, lease: Lease | None = None) -> Write:
             subject=question.subject,
             name=question.name,
             digest=question.digest,
-            expires_at=rows.now + question.expires_in,
             agent=question.agent,
+            **find_question_times(question.policy, rows.now, question.expires_in),
         )
         return [Draft(event, encode_body(question.display_text))]
 
@@ -563,7 +568,7 @@ def ask_question(question: Question, lease: Lease | None = None) -> Write:
     return Write(stream, f"asked/{question.decision}", decide, [(DecisionRow, question.decision)], lease)
 
 
-def make_cap_question(refused_id: str, name: str, cap: CostCapReached, expires_in: int) -> Question:
+def make_cap_question(refused_id: str, name: str, cap: CostCapReached, policy: ResolvedPolicy) -> Question:
     # Rounded, an amount and what is spent could look as if they fitted the cap together.
     cost_text, spent_text, cap_text = map(format_exact_micros, (cap.amount, cap.spent, cap.cap))
     return Question(
@@ -572,7 +577,8 @@ def make_cap_question(refused_id: str, name: str, cap: CostCapReached, expires_i
         subject=cap.scope,
         name=name,
         digest=f"{cap.scope}={cap.cap}",
-        expires_in=expires_in,
+        expires_in=policy.approval_expiry,
+        policy=policy,
         display_text=(
             f"{name} may cost {cost_text}; {spent_text} of {cap_text} is spent in {cap.scope}. "
             "Raise the cap to continue."

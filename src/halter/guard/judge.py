@@ -51,7 +51,7 @@ from halter.core.rows import AuditRow, DecisionRow, FleetPolicyRow, HaltRow, Hol
 from halter.core.spec import Mode, ToolRule
 from halter.core.tools import Effect, Level, ToolSpec
 from halter.core.vocabulary import ActionLimit, Audit, Outcome, Purpose, R, RiskLevel, RowKey
-from halter.policy.evaluation import ResolvedPolicy, ToolPolicy
+from halter.policy.evaluation import ResolvedPolicy, ToolPolicy, find_question_times
 from halter.policy.order import find_strictest
 from halter.state.lifecycle import draft_releases
 
@@ -105,8 +105,6 @@ def _lower_leg(leg: Leg, row: FleetPolicyRow) -> Leg:
 RATE_SLICES: Final = 60
 """Number of slices of a sliding period. One more slice is read: the oldest, which is only partly inside."""
 
-APPROVAL_EXPIRES: Final = 24 * HOUR
-
 
 class AttemptRate(msgspec.Struct, frozen=True, gc=False):
     limit: int
@@ -132,7 +130,7 @@ class RequiredApproval(msgspec.Struct, frozen=True, gc=False):
     display_body: bytes
     reasons: tuple[str, ...] = ()
     rule: str = ""
-    expires_in: int = APPROVAL_EXPIRES
+    policy: ResolvedPolicy | None = None
     edited_digest: str = ""
     arguments_digest: str = ""
     argument_keys: tuple[str, ...] = ()
@@ -519,7 +517,7 @@ def _make_question(request: CallRequest, approval: RequiredApproval, now: int) -
         subject=request.call,
         name=request.tool,
         digest=approval.digest,
-        expires_at=now + approval.expires_in,
+        **find_question_times(approval.policy, now),
         level=request.level,
         risk=request.risk,
         reasons=approval.reasons,

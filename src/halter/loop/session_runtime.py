@@ -682,7 +682,7 @@ class SessionRuntime:
             return False
         # Each cap that a call or a request reaches has one question.
         self._may_have_questions = True
-        question = make_cap_question(refused_id, name, cap, self.context.policy.approval_expiry)
+        question = make_cap_question(refused_id, name, cap, self.context.policy)
         await self.commit(ask_question(question, self.lease))
         approval = ApprovalRequired(refused_id, question.decision)
         row = await self._wait_for_one_decision(approval, "WAITING_FOR_BUDGET", lambda: self._is_raised(cap))

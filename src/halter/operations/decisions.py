@@ -46,6 +46,7 @@ from halter.guard.approvals import (
     end_rule,
     escape_wildcards,
     find_host,
+    list_pending_decisions,
     make_equals_condition,
     matches_rule,
     matches_word,
@@ -80,8 +81,8 @@ class DecisionPrompt(msgspec.Struct, frozen=True):
 
 
 async def waiting(actor: Actor) -> list[PendingDecision]:
-    now = actor.app.clock.now()
-    rows = await actor.app.store.ask(Query("open_decisions", PendingDecision, {"now": now}))
+    """List the decisions that people are asked to make."""
+    rows = await list_pending_decisions(actor.app.store, actor.app.clock.now())
     return [decision for decision in rows if actor.principal.can_see(decision.agent)]
 
 
@@ -97,9 +98,12 @@ async def get_open_decision(actor: Actor, decision: str) -> PendingDecision:
             raise NotDone(f"{decision} was already answered ({row.verdict}, by {row.people}).", "missing")
         if actor.principal.can_see(row.agent) and row.expires_at <= actor.app.clock.now():
             raise NotDone(f"{decision} expired without an answer, which counts as a no.", "missing")
-    return actor.resolve(
-        [(one.decision, one) for one in await waiting(actor)], decision, "open decision", "halter inbox"
-    )
+    pending_decisions = [
+        (each.decision, each)
+        for each in await list_pending_decisions(actor.app.store)
+        if each.expires_at > actor.app.clock.now() and actor.principal.can_see(each.agent)
+    ]
+    return actor.resolve(pending_decisions, decision, "open decision", "halter inbox")
 
 
 def render_prompt(decision: PendingDecision) -> DecisionPrompt:

@@ -25,7 +25,7 @@ from halter.core.spec import (
 )
 from halter.core.tools import Level, ToolSpec, find_declaration, refine_declaration
 from halter.core.usage import Price, UnknownPrice
-from halter.policy.defaults import default_level_rule
+from halter.policy.defaults import APPROVAL_EXPIRY, default_level_rule
 from halter.policy.order import find_strictest, is_covered, list_orders
 
 
@@ -144,6 +144,12 @@ class ResolvedPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def allows_model(self, model: str) -> bool:
         return self.allowed_models is None or is_covered(model, self.allowed_models)
+
+
+def find_question_times(policy: ResolvedPolicy | None, now: int, expires_in: int | None = None) -> Mapping[str, int]:
+    """Return the times of a question that is asked now, as `DecisionAsked` has them. A person's own has no policy."""
+    usual_expiry = APPROVAL_EXPIRY if policy is None else policy.approval_expiry
+    return {"expires_at": now + (usual_expiry if expires_in is None else expires_in)}
 
 
 def _resolve_rule(fleet: Policy, agent: Policy, tool: str, declared: Level) -> Mapping[str, Any]:

@@ -1050,7 +1050,9 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         assemble.check_pacing_tools(resolved_agent.policy, resolved_agent.pacing, agent, tools)
         assemble.protect_tools(tools, assemble.list_protected_paths(self._settings, None, None))
         names, specs = [server.name for server in servers], [tool.spec for tool in offer.tools]
-        quarantined_tools = await assemble.settle_pins(app, self._name, names, specs) if servers else frozenset[str]()
+        quarantined_tools = (
+            await assemble.settle_pins(app, resolved_agent.policy, names, specs) if servers else frozenset[str]()
+        )
         return assemble.AssembledAgent(
             **resolved_agent.parts(),
             tools=assemble.index_tools(tools),

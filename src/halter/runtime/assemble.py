@@ -283,9 +283,11 @@ def _lines(
         yield f"and {len(removed_names) - _MAX_REMOVED} more are gone."
 
 
-async def settle_pins(app: Runtime, agent: str, servers: Sequence[str], specs: Sequence[ToolSpec]) -> frozenset[str]:
+async def settle_pins(
+    app: Runtime, policy: ResolvedPolicy, servers: Sequence[str], specs: Sequence[ToolSpec]
+) -> frozenset[str]:
     """Pin first-seen tools, withdraw and ask questions, and return the tools that wait for a person."""
-    store = app.store
+    store, agent = app.store, policy.name
     # Without tools there is nothing new to ask, so only open questions matter.
     name = "asked_about_servers" if specs else "waiting_about_servers"
     decisions = await store.ask(Query(name, DecisionRow, {"agent": agent}))
@@ -298,7 +300,7 @@ async def settle_pins(app: Runtime, agent: str, servers: Sequence[str], specs: S
     for decision, reason in plan.withdrawn:
         await store.commit(withdraw_question(decision, reason))
     for question in plan.questions:
-        await store.commit(ask_question(question))
+        await store.commit(ask_question(msgspec.structs.replace(question, policy=policy)))
     return plan.waiting
 
 
@@ -512,7 +514,7 @@ async def assemble_agent(
         check_extras(resolved_agent.pacing, resolved_agent.tasks)
         check_pacing_tools(policy, resolved_agent.pacing, agent, tools.values())
         servers = [server.name for server in read_trusted_servers(folder, trusted_files, app.environ)]
-        quarantined_tools = await settle_pins(app, policy.name, servers, [tool.spec for tool in offer.tools])
+        quarantined_tools = await settle_pins(app, policy, servers, [tool.spec for tool in offer.tools])
         # Compiling many names is slow: do it before the first request.
         personal_data.compile_names(resolved_agent.tasks.anonymize or ())
         yield AssembledAgent(

@@ -21,14 +21,14 @@ from halter.config.agent_files import find_neighbour_agents
 from halter.config.mcp_file import MCP_FILE
 from halter.config.resolve import ResolvedAgent
 from halter.core.agent_spec import Schedule, inherit_trigger_caps, trigger_id
-from halter.core.clock import MINUTE, format_duration
+from halter.core.clock import MINUTE, find_first_moment, find_zone, format_duration, to_local_time
 from halter.core.errors import ConfigError
 from halter.core.events import ApprovalGiven, MessageRouted
 from halter.core.ids import FLEET, can_decide, inbox_stream, session_stream
 from halter.core.money import BudgetRow, Leg, Spender, format_compared_micros, format_micros, format_usd, list_accounts
 from halter.core.ports import Draft, Query, Store, Write, offload_body, read_body, read_stream
 from halter.core.rows import AgentRow, DecisionRow, SavedHotState, SessionRow, StreamRow, TriggerRow
-from halter.core.schedules import Timing, explain_timing, find_first_moment, find_zone, next_tick_after, to_local_time
+from halter.core.schedules import Timing, explain_timing, next_tick_after
 from halter.core.text import decode_body, describe_need_count, escape_hidden, format_count, join_names, shorten
 from halter.core.vocabulary import SessionKind
 from halter.front_door.fast_paths import (

@@ -39,7 +39,7 @@ from halter.core.rows import (
 from halter.core.text import decode_body, escape_hidden, shorten, to_one_line
 from halter.core.tools import SERVER_SEPARATOR
 from halter.core.vocabulary import DecisionKind
-from halter.guard.approvals import PendingDecision
+from halter.guard.approvals import PendingDecision, list_pending_decisions
 from halter.loop.decide import ASK_USER
 from halter.runtime.budgets import read_current_budgets
 
@@ -439,7 +439,7 @@ async def read_need_rows(store: Store, until: int, since: int | None = None) -> 
         quarantined_items=await store.ask(Query("items_left", ItemRow)),
         proposals=proposals,
         budgets=await read_current_budgets(store, until),
-        waiting=await store.ask(Query("open_decisions", PendingDecision, {"now": until})),
+        waiting=await list_pending_decisions(store, until),
         halts=sorted(await store.ask(Query("halts_since", HaltRow, {"since": since})), key=lambda row: row.scope),
         undelivered=await store.ask(Query("undelivered", NotificationRow, {"since": min(since, until - DAY)})),
         outages=await store.ask(Query("open_outages", OutageRow)),

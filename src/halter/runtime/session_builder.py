@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET
 
 from halter.autonomy.hot_state import HotState, LiveFacts, parse_looks, parse_source_text
-from halter.autonomy.pace import AutonomousPace, PaceTerms, parse_active_hours
+from halter.autonomy.pace import AutonomousPace, PaceTerms
 from halter.autonomy.resident import SupervisedSensor, redact_json
 from halter.autonomy.signals import Score, ScoringFailure, Signals
 from halter.config.resolve import narrow_policy
@@ -37,6 +37,7 @@ from halter.loop.decide import TurnLimits
 from halter.loop.loop import NO_LIVE_CONTEXT, NO_OBSERVER, LoopObserver, TurnLoop
 from halter.loop.prompt import LoopSettings, ScoreAnswer, make_question_prompt, read_form_answer
 from halter.loop.session_runtime import SessionRuntime, WaitListener
+from halter.policy.hours import parse_active_hours
 from halter.runtime.agent_context import NO_RUN_SETTINGS, AgentContext, Models, apply_run_settings
 from halter.runtime.assemble import AssembledAgent
 from halter.runtime.session_origin import SessionOrigin, find_session_origin

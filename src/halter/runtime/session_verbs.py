@@ -119,8 +119,8 @@ class TaskTools:
             ),
             RUN_PLAYBOOK: lambda: make_playbook_verb(agent.playbooks, self._step, self._count_spent),
             EMIT_FINDING: lambda: emit_finding(name, self.documents.check),
-            PROPOSE_MEMORY: lambda: propose_memory(name, clock),
-            PROPOSE_PRECEDENT: lambda: propose_precedent(name, clock),
+            PROPOSE_MEMORY: lambda: propose_memory(agent.policy, clock),
+            PROPOSE_PRECEDENT: lambda: propose_precedent(agent.policy, clock),
             NOTIFY: lambda: notify(
                 name,
                 self._row.session,

@@ -12,7 +12,6 @@ from typing import Final
 import msgspec
 from msgspec import UNSET
 
-from halter.autonomy.pace import parse_active_hours
 from halter.autonomy.triggers import (
     CapExhausted,
     DelayDocuments,
@@ -57,6 +56,7 @@ from halter.core.text import clean, encode_body, shorten, to_one_line
 from halter.guard.halts import read_halts
 from halter.guard.ledger import read_budget
 from halter.loop.session_runtime import raise_if_cancelled
+from halter.policy.hours import parse_active_hours
 from halter.runtime.agent_context import AgentContext
 from halter.runtime.document_index import Library
 from halter.runtime.needs import read_trigger_health

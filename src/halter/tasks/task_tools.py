@@ -50,6 +50,7 @@ from halter.core.tools import (
 from halter.core.vocabulary import RowKey, SessionKind, YieldMode
 from halter.loop.decide import ASK_USER, YIELD, parse_sleep_seconds
 from halter.loop.history import MAX_RESULT_LENGTH, find_calling_session, find_result
+from halter.policy.evaluation import ResolvedPolicy, find_question_times
 
 READ_OUTPUT: Final = "read_output"
 PAGE: Final = 1000
@@ -304,14 +305,15 @@ class _Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text: LongText
 
 
-def propose_memory(agent: str, clock: Clock) -> Verb:
+def propose_memory(policy: ResolvedPolicy, clock: Clock) -> Verb:
     """Make the verb that proposes a memory; a person accepts or dismisses it."""
 
     async def act(arguments: _Memory, _: str) -> Output:
+        agent = policy.name
         memory = name_by_parts("m", agent, normalise_text(arguments.text))
         event = MemoryProposed(memory=memory, agent=agent)
         unless = (MemoryRow, memory)
-        question = _question(agent, memory, "memory", arguments.text, clock.now())
+        question = _question(policy, memory, "memory", arguments.text, clock.now())
         effects = (
             JournalEffect(event, encode_body(arguments.text), unless=unless),
             msgspec.structs.replace(question, unless=unless),
@@ -326,14 +328,14 @@ class _Precedent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     summary: Annotated[str, Meta(min_length=1, max_length=2000, description="the case, in a sentence or two")]
 
 
-def propose_precedent(agent: str, clock: Clock) -> Verb:
+def propose_precedent(policy: ResolvedPolicy, clock: Clock) -> Verb:
     """Make the verb that reports a case that may recur. Repeated reports are counted."""
 
     async def act(arguments: _Precedent, _: str) -> Output:
-        kind = normalise_text(arguments.kind)
+        agent, kind = policy.name, normalise_text(arguments.kind)
         precedent = name_by_parts("p", agent, kind, normalise_text(arguments.summary))
         event = PrecedentProposed(precedent=precedent, agent=agent, kind=kind)
-        question = _question(agent, precedent, "precedent", f"{kind}: {arguments.summary}", clock.now())
+        question = _question(policy, precedent, "precedent", f"{kind}: {arguments.summary}", clock.now())
         effects = (JournalEffect(event, encode_body(arguments.summary)), question)
         return Output(f"Proposed as {precedent}. A person decides whether to accept it.", happened=effects)
 
@@ -341,7 +343,7 @@ def propose_precedent(agent: str, clock: Clock) -> Verb:
     return Verb(PROPOSE_PRECEDENT, description, _Precedent, act)
 
 
-def _question(agent: str, proposal: str, kind: str, text: str, now: int) -> JournalEffect:
+def _question(policy: ResolvedPolicy, proposal: str, kind: str, text: str, now: int) -> JournalEffect:
     """Make the effect that asks a person about a proposal once. Its text is in the session's stream only."""
     decision = f"proposal/{proposal}"
     event = DecisionAsked(
@@ -350,8 +352,8 @@ def _question(agent: str, proposal: str, kind: str, text: str, now: int) -> Jour
         subject=proposal,
         name=kind,
         digest=sha256(encode_body(text)).hexdigest(),
-        expires_at=now + PROPOSAL_LIFETIME,
-        agent=agent,
+        agent=policy.name,
+        **find_question_times(policy, now, PROPOSAL_LIFETIME),
     )
     return JournalEffect(event, stream=FLEET, unless=(DecisionRow, decision))
 
