@@ -470,6 +470,16 @@ async def test_a_question_in_quiet_hours_is_silent(world: World, tmp_path: Path,
     assert phone.platform.silent == [False, silent]
 
 
+async def test_a_question_that_waits_for_the_morning_is_sent_when_the_quiet_hours_end(
+    world: World, tmp_path: Path
+) -> None:
+    phone = await ready(world, tmp_path, more="policy: {quiet_hours: {start: '23:58', end: '01:00', timezone: UTC}}\n")
+    assert len(phone.platform.messages) == 1
+    await world.advance(HOUR)
+    (outcome,) = phone.platform.messages[1:]
+    assert outcome.text.startswith("desk wants to wipe old.")
+
+
 async def test_no_link_in_a_question_is_fetched_by_the_platform(world: World, tmp_path: Path) -> None:
     phone = await ready(world, tmp_path)
     assert not any(phone.platform.previews)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from datetime import time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -326,6 +327,9 @@ ELSEWHERE = {
     "agents",
     "prices/update",
     "prices/url",
+    "policy/quiet_hours/start",
+    "policy/quiet_hours/end",
+    "policy/quiet_hours/timezone",
 }
 """Keys with a test of their own above."""
 
@@ -503,6 +507,16 @@ def test_no_key_is_without_a_test_that_shows_its_reader(schema: dict[str, Any], 
     texts = {key for key in keys(schema) if key.split("/")[0] not in PACED + TASKS + GATED}
     assert "policy/tools/*/rate" in texts
     assert texts - tested == set()
+
+
+def test_the_quiet_hours_of_fleet_and_agent_are_read_with_the_zone_of_the_fleet() -> None:
+    written = "policy: {quiet_hours: {start: '22:00', end: '06:30'%s}}\n"
+    fleet_config = fleet("zone: Europe/Berlin\n" + written % "")
+    hours = resolve_policy(fleet_config, agent(written % ", timezone: Asia/Tokyo")).quiet_hours
+    assert [(each.start, each.end, each.zone) for each in hours] == [
+        (time(22), time(6, 30), "Europe/Berlin"),
+        (time(22), time(6, 30), "Asia/Tokyo"),
+    ]
 
 
 def test_the_defaults_are_those_that_are_documented() -> None:

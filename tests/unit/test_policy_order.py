@@ -13,7 +13,7 @@ from halter.config.agent_files import AgentFile
 from halter.config.merge import FleetConfig
 from halter.config.resolve import resolve_policy
 from halter.config.yaml_reader import SourceMap
-from halter.core.clock import HOUR
+from halter.core.clock import DAY, HOUR
 from halter.core.spec import (
     MODES,
     SIMULATE_MODES,
@@ -28,16 +28,20 @@ from halter.core.spec import (
     ModelSpec,
     Policy,
     ProvenanceMode,
+    QuietHours,
     ShellBounds,
     ToolRule,
 )
 from halter.core.tools import LEVELS, Level
 from halter.core.usage import FREE_PRICE, Price
-from halter.policy.evaluation import ResolvedPolicy, ToolPolicy
+from halter.policy.evaluation import ResolvedPolicy, ToolPolicy, find_question_times
 from halter.policy.meet import meet, meet_policies, tighten
 from halter.policy.order import Lower, Mapped, Nested, Unordered, list_orders
 
 UNKNOWN: Any = UNSET
+NIGHTS = tuple(
+    QuietHours(start=start, end=end) for start, end in (("22:00", "06:00"), ("05:00", "08:00"), ("23:00", "01:00"))
+)
 APPROVALS: tuple[Approval | None, ...] = ("always", None, "never")
 RULES: dict[str, Any] = {
     "approval": st.sampled_from(("always", "never", UNSET)),
@@ -57,6 +61,7 @@ policies = st.builds(
     unknown_price=st.sampled_from(("refuse", "dearest", UNSET)),
     disabled=st.lists(st.sampled_from(("deploy", "read", "pay")), unique=True).map(tuple),
     approval_expiry=st.sampled_from((HOUR, 2 * HOUR, UNKNOWN)),
+    quiet_hours=st.sampled_from((*NIGHTS, UNSET)),
 )
 calls = st.tuples(st.sampled_from(("deploy", "read", "pay")), st.sampled_from(LEVELS))
 
@@ -70,6 +75,7 @@ class Evaluation(NamedTuple):
     unknown_price: str | None
     disabled: frozenset[str]
     expiry: int
+    quiet: frozenset[int]
 
 
 def resolve(fleets: Sequence[Policy]) -> ResolvedPolicy:
@@ -87,6 +93,7 @@ def evaluate(fleets: Sequence[Policy], call: tuple[str, Level]) -> Evaluation:
         policy.unknown_price,
         frozenset(policy.disabled),
         policy.approval_expiry,
+        frozenset(hour for hour in range(24) if find_question_times(policy, hour * HOUR, DAY)["shown_at"]),
     )
 
 
@@ -110,6 +117,7 @@ def choose_strictest(one: Evaluation, other: Evaluation) -> Evaluation:
         min(one.unknown_price, other.unknown_price, key=prices.index),
         one.disabled | other.disabled,
         min(one.expiry, other.expiry),
+        one.quiet | other.quiet,
     )
 
 

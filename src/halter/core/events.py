@@ -344,7 +344,8 @@ class DecisionAsked(Event, frozen=True, kw_only=True):
 
     `digest` binds the answer to the tool, the arguments, the session and the policy. A rule
     that approves exactly this call must match `same` and `keys`. `agent` is set only if no session asks. `mode` is set
-    if the level of the call asks in it, `always` if the tool's rule asks about every call.
+    if the level of the call asks in it, `always` if the tool's rule asks about every call. `shown_at` is set if people
+    see it only then, after their quiet hours.
     """
 
     KIND: ClassVar[str] = "decision_asked"
@@ -365,6 +366,7 @@ class DecisionAsked(Event, frozen=True, kw_only=True):
     approvers: int = 1
     mode: str = ""
     always: bool = False
+    shown_at: int = 0
 
 
 class ApprovalGiven(Event, frozen=True, kw_only=True):

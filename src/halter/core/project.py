@@ -339,7 +339,7 @@ def project_decision_asked(event: DecisionAsked, position: EventPosition, rows: 
         digest=event.digest,
         level=event.level or "",
         risk=event.risk or "",
-        asked_at=position.at,
+        asked_at=max(position.at, event.shown_at),
         expires_at=event.expires_at,
         same=event.same,
         keys=_encode_words(event.keys),

@@ -353,6 +353,14 @@ class ToolRule(LevelRule, frozen=True):
         return DeclaredParts(**{name: getattr(self, name) for name in DeclaredParts.__struct_fields__})
 
 
+class QuietHours(ActiveHours, frozen=True):
+    """The hours in which people are not disturbed. An end before the start is on the next day."""
+
+    def __post_init__(self) -> None:
+        if self.start == self.end:
+            raise ValueError(f"`start` and `end` are both {self.start}, so no hour is quiet; change one of them.")
+
+
 class Policy(Spec, frozen=True):
     """The rules for approvals, rates, simulation and disabled tools."""
 
@@ -410,6 +418,17 @@ class Policy(Spec, frozen=True):
     ] = ()
     approval_expiry: (
         Annotated[Duration, Meta(description="Time after which a pending approval expires.", extra=LOWER)] | UnsetType
+    ) = UNSET
+    quiet_hours: (
+        Annotated[
+            QuietHours,
+            Meta(
+                description="Hours in which questions to people wait for the end of the hours, unless they expire "
+                "before it.",
+                extra={"order": "quiet", "beside": True},
+            ),
+        ]
+        | UnsetType
     ) = UNSET
 
 
@@ -516,10 +535,6 @@ class SlackSpec(Spec, frozen=True):
     token: Annotated[SecretReference, Meta(description="Token of the bot (`xoxb-`), as `${secret:NAME}`.")]
     app_token: Annotated[SecretReference, Meta(description="Token of the app (`xapp-`), as `${secret:NAME}`.")]
     url: Annotated[Url, Meta(description="URL of the Web API.")] = "https://slack.com/api"
-
-
-class QuietHours(ActiveHours, frozen=True):
-    """The hours in which channels send without a sound. An end before the start is on the next day."""
 
 
 class ChannelsSpec(Spec, frozen=True):

@@ -3,10 +3,11 @@
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from halter.core.ids import Digest
 from halter.core.money import CapMargin, Caps
@@ -26,6 +27,7 @@ from halter.core.spec import (
 from halter.core.tools import Level, ToolSpec, find_declaration, refine_declaration
 from halter.core.usage import Price, UnknownPrice
 from halter.policy.defaults import APPROVAL_EXPIRY, default_level_rule
+from halter.policy.hours import Hours, list_stretches, parse_active_hours
 from halter.policy.order import find_strictest, is_covered, list_orders
 
 
@@ -41,7 +43,7 @@ class ToolPolicy(msgspec.Struct, frozen=True):
     def as_rule(self) -> ToolRule:
         """Return these rules as a file writes them."""
         rule = ToolRule(level=self.level, rate=self.rate, simulate=self.simulate, approvers=self.approvers)
-        return rule if self.approval is None else msgspec.structs.replace(rule, approval=self.approval)
+        return rule if self.approval is None else replace(rule, approval=self.approval)
 
 
 class ResolvedPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -128,6 +130,12 @@ class ResolvedPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def locks(self) -> bool:
         return self._find_strictest("lock_after_denial", default=True)
 
+    @cached_property
+    def quiet_hours(self) -> Sequence[Hours]:
+        """The hours of every policy in which people are not asked. Without a zone, they are in that of the caps."""
+        written = [each.quiet_hours for each in self.policies if each.quiet_hours is not UNSET]
+        return [parse_active_hours(replace(each, timezone=each.timezone or self.caps.zone)) for each in written]
+
     def _find_strictest(self, key: str, default: Any) -> Any:
         """Return the strictest of the values that are set."""
         values = [value for policy in self.policies if (value := getattr(policy, key)) is not UNSET]
@@ -146,10 +154,31 @@ class ResolvedPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.allowed_models is None or is_covered(model, self.allowed_models)
 
 
-def find_question_times(policy: ResolvedPolicy | None, now: int, expires_in: int | None = None) -> Mapping[str, int]:
-    """Return the times of a question that is asked now, as `DecisionAsked` has them. A person's own has no policy."""
+class QuestionTimes(TypedDict):
+    """The times of a question, as `DecisionAsked` has them."""
+
+    expires_at: int
+    shown_at: int
+
+
+def find_question_times(policy: ResolvedPolicy | None, now: int, expires_in: int | None = None) -> QuestionTimes:
+    """Return the times of a question that is asked now. One about what a person has just asked for has no policy."""
     usual_expiry = APPROVAL_EXPIRY if policy is None else policy.approval_expiry
-    return {"expires_at": now + (usual_expiry if expires_in is None else expires_in)}
+    expires_at = now + (usual_expiry if expires_in is None else expires_in)
+    shown_at = now if policy is None else _find_quiet_end(policy.quiet_hours, now, expires_at)
+    return {"expires_at": expires_at, "shown_at": shown_at if now < shown_at < expires_at else 0}
+
+
+def _find_quiet_end(quiet_hours: Sequence[Hours], now: int, expires_at: int) -> int:
+    """Return when it is no longer quiet, also where some hours begin before others end; not far after the expiry."""
+    end = now
+    while end < expires_at:
+        stretches = [stretch for hours in quiet_hours for stretch in list_stretches(hours, end)]
+        later = max((stretch_end for begin, stretch_end in stretches if begin <= end < stretch_end), default=end)
+        if later == end:
+            break
+        end = later
+    return end
 
 
 def _resolve_rule(fleet: Policy, agent: Policy, tool: str, declared: Level) -> Mapping[str, Any]:

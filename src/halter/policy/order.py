@@ -8,6 +8,7 @@ one is an error of whoever added it, which the first process that starts finds.
 - `covered`: a list is stricter if the other one covers it; a list that is not set covers everything;
 - `union`: a list whose entries each forbid something; the entries of both apply;
 - `price`: the higher price is stricter;
+- `quiet`: more hours in which people are not asked are stricter;
 - `each`, `listed`: a mapping with free keys; see `Mapped`;
 - `fixed`, `free`, `local`, `declared`, `kept`: not limits; see `Unordered`.
 
@@ -224,6 +225,29 @@ class HigherPrice(Order):
         return ", ".join(f"${figure} {name}" for name, figure in figures.items())
 
 
+class MoreQuiet(Order):
+    """Daily hours in which people are not asked. Hours in different zones are not compared: clocks change apart."""
+
+    is_total: ClassVar[bool] = False
+    adds_up: ClassVar[bool] = True
+
+    def is_within(self, value: Any, bound: Any) -> bool:
+        if value is UNSET or bound is UNSET or value.timezone != bound.timezone:
+            return bound is UNSET
+        bound_start, bound_end, value_end = (
+            self._count_minutes(value.start, each) for each in (bound.start, bound.end, value.end)
+        )
+        return bound_start < bound_end <= value_end
+
+    def format(self, value: Any) -> str:
+        return NOT_SET if value is UNSET else f"{value.start} to {value.end} {value.timezone or ''}".rstrip()
+
+    def _count_minutes(self, start: str, end: str) -> int:
+        """Count the minutes from one time of day to another one."""
+        (start_hour, start_minute), (end_hour, end_minute) = (map(int, each.split(":")) for each in (start, end))
+        return ((end_hour - start_hour) * 60 + end_minute - start_minute) % (24 * 60)
+
+
 def _read_price(price: Price | Literal["free"]) -> Price:
     return FREE_PRICE if isinstance(price, str) else price
 
@@ -294,7 +318,7 @@ class Mapped(Nested):
 
 
 _ORDERS: Final[Mapping[str, type[Order]]] = MappingProxyType(
-    {"lower": Lower, "covered": Covered, "union": Forbidden, "price": HigherPrice}
+    {"lower": Lower, "covered": Covered, "union": Forbidden, "price": HigherPrice, "quiet": MoreQuiet}
 )
 _MAPS: Final = ("each", "listed")
 _UNORDERED: Final = ("fixed", "free", "local", "declared", "kept")
@@ -315,7 +339,7 @@ def find_strictest(kind: type[Struct], key: str, values: Iterable[Any]) -> Any:
 def _find_order(key: str, annotation: Any) -> Order:
     types, extra = [*_list_types(annotation)], _read_extra(annotation)
     order: Any = extra.get("order")
-    structs = [each for each in types if isinstance(each, type) and issubclass(each, Struct) and each is not Price]
+    structs = [each for each in types if isinstance(each, type) and issubclass(each, Struct)]
     match order:
         case None if len(structs) == 1 and types[0] is structs[0]:
             return Nested(structs[0], extra)

@@ -169,8 +169,9 @@ SELECT * FROM decisions
 WHERE verdict = '' AND agent = :agent AND about IN ('changed_tool', 'changed_server') ORDER BY asked_at, decision;
 
 -- name: open_decisions
--- The pending decisions, the oldest first, except those of ended sessions. The text of a proposal is that of the
--- session that made it, and is erased with it. `said` is the reply of the model that made the call: the last one before
+-- The pending decisions, the oldest first, except those of ended sessions. One that was asked in quiet hours is listed
+-- when they have ended, and without `now`. Its time is not that of its event; that of a process whose clock is ahead is.
+-- The text of a proposal is that of the session that made it, and is erased with it. `said` is the reply of the model that made the call: the last one before
 -- its first attempt, since a call may wait for the end of its turn before a person is asked. A plain `k.stream` would
 -- scan the session from its beginning.
 SELECT d.*, e.body, e.facts, w.body AS proposed, p.kind, r.body AS said, h.legs FROM decisions d
@@ -189,7 +190,9 @@ LEFT JOIN events r ON d.session <> '' AND r.stream = 'session:' || d.session AND
     ), d.asked_seq)
     ORDER BY x.seq DESC LIMIT 1
 )
-WHERE d.verdict = '' AND d.expires_at > :now AND d.about <> '' AND s.ended_at IS NULL ORDER BY d.asked_at, d.decision;
+WHERE d.verdict = '' AND d.expires_at > :now AND d.about <> '' AND s.ended_at IS NULL
+    AND (:now = 0 OR d.asked_at <= :now OR d.asked_at = e.at)
+ORDER BY d.asked_at, d.decision;
 
 -- name: open_questions
 -- The sessions that wait for an answer and are no chats, each with its last call.
@@ -356,7 +359,10 @@ ORDER BY ended_at, session;
 -- The things that unattended sessions wait for and that were not reported yet.
 SELECT 'waiting:' || d.decision AS about, d.session, d.agent, d.about AS what, d.name FROM decisions d
 LEFT JOIN sessions s ON s.session = d.session
+LEFT JOIN events e
+    ON e.stream = CASE d.session WHEN '' THEN 'fleet' ELSE 'session:' || d.session END AND e.seq = d.asked_seq
 WHERE d.verdict = '' AND d.about NOT IN ('', 'proposal') AND d.expires_at > :now AND s.ended_at IS NULL
+    AND (d.asked_at <= :now OR d.asked_at = e.at)
     AND (d.session = '' OR s.kind = 'autonomous' OR s.trigger <> '' OR s.parent <> '')
     AND NOT EXISTS (SELECT 1 FROM notifications n WHERE n.about = 'waiting:' || d.decision)
 UNION ALL
