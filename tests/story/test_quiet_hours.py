@@ -23,7 +23,7 @@ from halter.operations import decisions
 from halter.operations.actor import Actor, Principal
 from halter.operations.decisions import ApprovalTerms
 from halter.operations.queries import read_needs
-from halter.policy.evaluation import ResolvedPolicy, find_question_times
+from halter.policy.evaluation import QuestionTerms, ResolvedPolicy
 from halter.policy.order import list_orders
 from halter.runtime.supervisor import NOTICE_POLLING_INTERVAL
 from halter.testing.world import World
@@ -142,15 +142,15 @@ def at(text: str) -> int:
 def test_a_question_is_shown_when_no_quiet_hours_are_left(
     fleet: str, agent: str, asked: str, shown: str | None
 ) -> None:
-    times = find_question_times(resolve(fleet, agent), at(asked))
+    times = resolve(fleet, agent).question_terms.times_at(at(asked))
     assert times == {"expires_at": at(asked) + DAY, "shown_at": at(shown) if shown else 0}
 
 
 def test_a_question_that_expires_first_or_that_a_person_has_just_asked_for_waits_for_nothing() -> None:
     policy, asked = resolve(quiet("22:00", "06:00")), at("2026-01-15T22:00")
-    assert find_question_times(policy, asked, 8 * HOUR)["shown_at"] == 0
-    assert find_question_times(policy, asked, 9 * HOUR)["shown_at"] == at("2026-01-16T06:00")
-    assert find_question_times(None, asked)["shown_at"] == 0
+    assert policy.question_terms.times_at(asked, 8 * HOUR)["shown_at"] == 0
+    assert policy.question_terms.times_at(asked, 9 * HOUR)["shown_at"] == at("2026-01-16T06:00")
+    assert QuestionTerms().times_at(asked)["shown_at"] == 0
 
 
 def test_a_store_and_a_file_are_quiet_together_and_fewer_hours_are_looser() -> None:

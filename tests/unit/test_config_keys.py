@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from datetime import time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -512,10 +511,10 @@ def test_no_key_is_without_a_test_that_shows_its_reader(schema: dict[str, Any], 
 def test_the_quiet_hours_of_fleet_and_agent_are_read_with_the_zone_of_the_fleet() -> None:
     written = "policy: {quiet_hours: {start: '22:00', end: '06:30'%s}}\n"
     fleet_config = fleet("zone: Europe/Berlin\n" + written % "")
-    hours = resolve_policy(fleet_config, agent(written % ", timezone: Asia/Tokyo")).quiet_hours
-    assert [(each.start, each.end, each.zone) for each in hours] == [
-        (time(22), time(6, 30), "Europe/Berlin"),
-        (time(22), time(6, 30), "Asia/Tokyo"),
+    hours = resolve_policy(fleet_config, agent(written % ", timezone: Asia/Tokyo")).question_terms.quiet_hours
+    assert [(each.start, each.end, each.timezone) for each in hours] == [
+        ("22:00", "06:30", "Europe/Berlin"),
+        ("22:00", "06:30", "Asia/Tokyo"),
     ]
 
 

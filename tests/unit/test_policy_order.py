@@ -34,7 +34,7 @@ from halter.core.spec import (
 )
 from halter.core.tools import LEVELS, Level
 from halter.core.usage import FREE_PRICE, Price
-from halter.policy.evaluation import ResolvedPolicy, ToolPolicy, find_question_times
+from halter.policy.evaluation import ResolvedPolicy, ToolPolicy
 from halter.policy.meet import meet, meet_policies, tighten
 from halter.policy.order import Lower, Mapped, Nested, Unordered, list_orders
 
@@ -93,7 +93,7 @@ def evaluate(fleets: Sequence[Policy], call: tuple[str, Level]) -> Evaluation:
         policy.unknown_price,
         frozenset(policy.disabled),
         policy.approval_expiry,
-        frozenset(hour for hour in range(24) if find_question_times(policy, hour * HOUR, DAY)["shown_at"]),
+        frozenset(hour for hour in range(24) if policy.question_terms.times_at(hour * HOUR, DAY)["shown_at"]),
     )
 
 

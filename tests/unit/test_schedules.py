@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
-from halter.core.schedules import MAX_CRON_LENGTH, TickCount, Timing, count_ticks, explain_timing, find_timing_flaw, next_tick_after, parse_moment
+from halter.core.schedules import (
+    MAX_CRON_LENGTH,
+    TickCount,
+    Timing,
+    count_ticks,
+    explain_timing,
+    find_timing_flaw,
+    next_tick_after,
+    parse_moment,
+)
 
 BERLIN, NEW_YORK, LORD_HOWE = "Europe/Berlin", "America/New_York", "Australia/Lord_Howe"
 KOLKATA, AUCKLAND, SANTIAGO, APIA = "Asia/Kolkata", "Pacific/Auckland", "America/Santiago", "Pacific/Apia"

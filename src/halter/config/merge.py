@@ -213,7 +213,7 @@ class FilePair:
     def expiry(self) -> int:
         return value_or_default(self.policy.approval_expiry, APPROVAL_EXPIRY)
 
-    def disabled(self) -> tuple[str, ...]:
+    def list_disabled(self) -> tuple[str, ...]:
         return tuple(sorted(self.policy.disabled))
 
     def _tighten_policy(self, fleet_policy: Policy) -> Policy:

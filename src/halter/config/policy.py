@@ -89,7 +89,7 @@ def merge_with_policy(stored: FleetConfig, file: FleetConfig | None) -> BoundPol
     limits = meet(stored.spec.agents.limits, file.spec.agents.limits).value
     policies = meet_policies((stored.spec.policy, file.spec.policy), defaults.policy)
     spec = replace(met.value, agents=replace(stored.spec.agents, limits=limits), policy=policies[0])
-    differences = tuple(_describe(difference) for difference in met.differences)
+    differences = tuple(_make_difference(difference) for difference in met.differences)
     stricter = frozenset(difference.key for difference in differences if difference.how == "stricter")
     lines = {**stored.source_map.lines, **file.source_map.lines}
     source_map = StoreSourceMap(STORED_POLICY_NAME, lines, local_source_map=file.source_map, stricter=stricter)
@@ -97,7 +97,7 @@ def merge_with_policy(stored: FleetConfig, file: FleetConfig | None) -> BoundPol
     return BoundPolicy(FleetConfig(spec, source_map, file.raw, policies[1:], default_limits), differences)
 
 
-def _describe(difference: Difference) -> PolicyDifference:
+def _make_difference(difference: Difference) -> PolicyDifference:
     key = format_key_path(difference.path)
     return PolicyDifference(key, difference.how, difference.first_text, difference.second_text)
 

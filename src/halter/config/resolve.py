@@ -208,7 +208,7 @@ def resolve_policy(fleet: FleetConfig, agent: AgentFile) -> ResolvedPolicy:
         reserve_tokens=value_or_default(limits.reserve_tokens, RESERVE_TOKENS),
         reserve_cost_fraction=value_or_default(limits.reserve_cost_fraction, RESERVE_COST_FRACTION),
         policies=files.policies(),
-        disabled=files.disabled(),
+        disabled=files.list_disabled(),
         approval_expiry=files.expiry(),
         tools=files.tools(),
         phases=resolve_phases(agent_spec.phases),

@@ -44,7 +44,7 @@ from halter.core.vocabulary import DecisionKind, RowKey, RuleScope, Verdict
 from halter.guard.judge import are_two_people, digest_edit
 from halter.guard.ledger import change_cap
 from halter.guard.provenance_check import describe_flaw
-from halter.policy.evaluation import ResolvedPolicy, find_question_times
+from halter.policy.evaluation import QuestionTerms, ResolvedPolicy
 from halter.state.lifecycle import draft_releases
 
 STAR: Final = "*"
@@ -493,7 +493,7 @@ async def list_pending_decisions(store: Store, now: int = 0) -> Sequence[Pending
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     """A question about something other than an intended call: a cap, a call in doubt, a changed tool.
 
-    `policy` is that of the agent; a question about what a person has just asked for has none.
+    `terms` are those of the agent's policy; a question about what a person has just asked for has none.
     """
 
     decision: str
@@ -504,7 +504,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     expires_in: int
     display_text: str
     agent: str = ""
-    policy: ResolvedPolicy | None = None
+    terms: QuestionTerms = QuestionTerms()
 
 
 def make_trigger_question(agent: str, planned: PlannedTrigger, expires_in: int) -> Question:
@@ -560,7 +560,7 @@ def ask_question(question: Question, lease: Lease | None = None) -> Write:
             name=question.name,
             digest=question.digest,
             agent=question.agent,
-            **find_question_times(question.policy, rows.now, question.expires_in),
+            **question.terms.times_at(rows.now, question.expires_in),
         )
         return [Draft(event, encode_body(question.display_text))]
 
@@ -578,7 +578,7 @@ def make_cap_question(refused_id: str, name: str, cap: CostCapReached, policy: R
         name=name,
         digest=f"{cap.scope}={cap.cap}",
         expires_in=policy.approval_expiry,
-        policy=policy,
+        terms=policy.question_terms,
         display_text=(
             f"{name} may cost {cost_text}; {spent_text} of {cap_text} is spent in {cap.scope}. "
             "Raise the cap to continue."

@@ -101,7 +101,7 @@ class GuardRuntime:
         tool = tools.get(flight.name)
         valid = tool.validate(arguments) if tool and REDACTION_MARK.encode() not in arguments else None
         execution = self._tool_door.make_execution(context, tool, valid if isinstance(valid, Valid) else None)
-        return await self._recovery.resolve(lease, CallInDoubt(flight, execution, context.policy))
+        return await self._recovery.resolve(lease, CallInDoubt(flight, execution, context.policy.question_terms))
 
     async def was_done(self, lease: Lease, flight: InFlight, *, happened: bool) -> Answer:
         return await self._recovery.settle_by_person(lease, flight, happened=happened)

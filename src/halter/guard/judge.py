@@ -51,7 +51,7 @@ from halter.core.rows import AuditRow, DecisionRow, FleetPolicyRow, HaltRow, Hol
 from halter.core.spec import Mode, ToolRule
 from halter.core.tools import Effect, Level, ToolSpec
 from halter.core.vocabulary import ActionLimit, Audit, Outcome, Purpose, R, RiskLevel, RowKey
-from halter.policy.evaluation import ResolvedPolicy, ToolPolicy, find_question_times
+from halter.policy.evaluation import QuestionTerms, ResolvedPolicy, ToolPolicy
 from halter.policy.order import find_strictest
 from halter.state.lifecycle import draft_releases
 
@@ -130,7 +130,7 @@ class RequiredApproval(msgspec.Struct, frozen=True, gc=False):
     display_body: bytes
     reasons: tuple[str, ...] = ()
     rule: str = ""
-    policy: ResolvedPolicy | None = None
+    terms: QuestionTerms = QuestionTerms()
     edited_digest: str = ""
     arguments_digest: str = ""
     argument_keys: tuple[str, ...] = ()
@@ -517,7 +517,7 @@ def _make_question(request: CallRequest, approval: RequiredApproval, now: int) -
         subject=request.call,
         name=request.tool,
         digest=approval.digest,
-        **find_question_times(approval.policy, now),
+        **approval.terms.times_at(now),
         level=request.level,
         risk=request.risk,
         reasons=approval.reasons,

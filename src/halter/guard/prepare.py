@@ -554,7 +554,7 @@ def _make_required_approval(
         display_body=b"%s %s" % (call.tool.encode(), arguments.canonical),
         reasons=risk.reasons if risk else (),
         rule=rule_id,
-        policy=context.policy,
+        terms=context.policy.question_terms,
         edited_digest="" if call.edited_arguments is None else sha256(call.edited_arguments).hexdigest(),
         arguments_digest=sha256(arguments.canonical).hexdigest(),
         argument_keys=tuple(arguments.values),

@@ -10,7 +10,7 @@ from halter.core.text import decode_body, encode_body, shorten
 from halter.guard.approvals import Question, ask_question
 from halter.guard.ledger import ActualResult, Ledger
 from halter.guard.tool_door import Answer, ApprovalRequired, ToolDoor, ToolExecution
-from halter.policy.evaluation import ResolvedPolicy
+from halter.policy.evaluation import QuestionTerms
 from halter.state.session import InFlight
 
 DOUBT_EXPIRY: Final = 365 * DAY
@@ -24,7 +24,7 @@ class CallInDoubt(msgspec.Struct, frozen=True):
 
     flight: InFlight
     act: ToolExecution | None
-    policy: ResolvedPolicy | None = None
+    terms: QuestionTerms = QuestionTerms()
 
 
 class Recovery:
@@ -42,7 +42,7 @@ class Recovery:
             await self._ledger.settle(lease, flight, ActualResult("unknown"))
             return Answer(flight.id, "unknown", "It is unknown whether the model answered.", flight.max_charge().usd)
         if execution is None:
-            return await self._ask(lease, flight, doubt.policy)
+            return await self._ask(lease, flight, doubt.terms)
         if flight.is_repeatable:
             return await self._tool_door.rerun(lease, flight, execution)
         match await self._tool_door.probe_outcome(flight, execution) if execution.tool.spec.checked else "unknown":
@@ -53,7 +53,7 @@ class Recovery:
             case "not_done":
                 return await self._tool_door.rerun(lease, flight, execution)
             case "unknown":
-                return await self._ask(lease, flight, doubt.policy)
+                return await self._ask(lease, flight, doubt.terms)
 
     async def settle_by_person(self, lease: Lease, flight: InFlight, *, happened: bool) -> Answer:
         """Settle a call as a person decided: it happened, or it did not happen and cost nothing."""
@@ -68,7 +68,7 @@ class Recovery:
         await self._ledger.settle(lease, flight, result)
         return Answer(flight.id, result.outcome, result.error or DONE_BEFORE_CRASH)
 
-    async def _ask(self, lease: Lease, flight: InFlight, policy: ResolvedPolicy | None) -> ApprovalRequired:
+    async def _ask(self, lease: Lease, flight: InFlight, terms: QuestionTerms) -> ApprovalRequired:
         """Ask a person about a call in doubt. Approval means that it happened."""
         stored = await self._store.read(lease.stream, flight.seq - 1, 1) if flight.seq else ()
         arguments = [decode_body(await read_body(self._store, each)) for each in stored]
@@ -79,7 +79,7 @@ class Recovery:
             name=flight.name,
             digest=flight.id,
             expires_in=DOUBT_EXPIRY,
-            policy=policy,
+            terms=terms,
             display_text=shorten(" ".join((flight.name, *arguments)), MAX_DOUBT_TEXT_LENGTH),
         )
         await self._store.commit(ask_question(question, lease))

@@ -20,6 +20,7 @@ from halter.core.spec import (
     Phase,
     Policy,
     ProvenanceMode,
+    QuietHours,
     Simulate,
     ToolRule,
     ToolsSpec,
@@ -131,10 +132,11 @@ class ResolvedPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self._find_strictest("lock_after_denial", default=True)
 
     @cached_property
-    def quiet_hours(self) -> Sequence[Hours]:
-        """The hours of every policy in which people are not asked. Without a zone, they are in that of the caps."""
+    def question_terms(self) -> "QuestionTerms":
+        """The terms of questions to people. It is quiet while any policy says so; the usual zone is the caps'."""
         written = [each.quiet_hours for each in self.policies if each.quiet_hours is not UNSET]
-        return [parse_active_hours(replace(each, timezone=each.timezone or self.caps.zone)) for each in written]
+        quiet_hours = [replace(each, timezone=each.timezone or self.caps.zone) for each in written]
+        return QuestionTerms(self.approval_expiry, tuple(quiet_hours))
 
     def _find_strictest(self, key: str, default: Any) -> Any:
         """Return the strictest of the values that are set."""
@@ -161,12 +163,17 @@ class QuestionTimes(TypedDict):
     shown_at: int
 
 
-def find_question_times(policy: ResolvedPolicy | None, now: int, expires_in: int | None = None) -> QuestionTimes:
-    """Return the times of a question that is asked now. One about what a person has just asked for has no policy."""
-    usual_expiry = APPROVAL_EXPIRY if policy is None else policy.approval_expiry
-    expires_at = now + (usual_expiry if expires_in is None else expires_in)
-    shown_at = now if policy is None else _find_quiet_end(policy.quiet_hours, now, expires_at)
-    return {"expires_at": expires_at, "shown_at": shown_at if now < shown_at < expires_at else 0}
+class QuestionTerms(msgspec.Struct, frozen=True, gc=False):
+    """When a question to a person is shown, and until when it can be answered."""
+
+    expires_in: int = APPROVAL_EXPIRY
+    quiet_hours: tuple[QuietHours, ...] = ()
+
+    def times_at(self, now: int, expires_in: int | None = None) -> QuestionTimes:
+        """Return the times of a question that is asked now."""
+        expires_at = now + (self.expires_in if expires_in is None else expires_in)
+        shown_at = _find_quiet_end([parse_active_hours(each) for each in self.quiet_hours], now, expires_at)
+        return {"expires_at": expires_at, "shown_at": shown_at if now < shown_at < expires_at else 0}
 
 
 def _find_quiet_end(quiet_hours: Sequence[Hours], now: int, expires_at: int) -> int:

@@ -300,7 +300,7 @@ async def settle_pins(
     for decision, reason in plan.withdrawn:
         await store.commit(withdraw_question(decision, reason))
     for question in plan.questions:
-        await store.commit(ask_question(msgspec.structs.replace(question, policy=policy)))
+        await store.commit(ask_question(msgspec.structs.replace(question, terms=policy.question_terms)))
     return plan.waiting
 
 

@@ -50,7 +50,7 @@ from halter.core.tools import (
 from halter.core.vocabulary import RowKey, SessionKind, YieldMode
 from halter.loop.decide import ASK_USER, YIELD, parse_sleep_seconds
 from halter.loop.history import MAX_RESULT_LENGTH, find_calling_session, find_result
-from halter.policy.evaluation import ResolvedPolicy, find_question_times
+from halter.policy.evaluation import ResolvedPolicy
 
 READ_OUTPUT: Final = "read_output"
 PAGE: Final = 1000
@@ -353,7 +353,7 @@ def _question(policy: ResolvedPolicy, proposal: str, kind: str, text: str, now: 
         name=kind,
         digest=sha256(encode_body(text)).hexdigest(),
         agent=policy.name,
-        **find_question_times(policy, now, PROPOSAL_LIFETIME),
+        **policy.question_terms.times_at(now, PROPOSAL_LIFETIME),
     )
     return JournalEffect(event, stream=FLEET, unless=(DecisionRow, decision))
 
