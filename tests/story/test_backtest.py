@@ -331,3 +331,23 @@ def test_two_policies_are_compared_before_one_is_chosen(tmp_path: Path) -> None:
     assert "LOOSER" in types(text, output).stdout
     assert types(text, output, "--fail-on", "loosened").exit_code == 1
     assert types(output, text, "--fail-on", "loosened").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("policy: {tools: {shell: {rate: 9/hour}}}", "policy: {tools: {shell: {rate: 12/hour}}}"),
+        ("policy: {levels: {SAFE: {approval: always}}}", "mode: SEMI"),
+        ("mode: SEMI", "mode: FULL"),
+        ("policy: {quiet_hours: {start: '22:00', end: '07:00'}}", "mode: SEMI"),
+    ],
+)
+def test_a_looser_rule_or_mode_of_the_second_policy_is_found_and_a_stricter_one_is_none(
+    tmp_path: Path, before: str, after: str
+) -> None:
+    (tmp_path / "before").write_text(f"{before}\n")
+    (tmp_path / "after").write_text(f"{after}\n")
+    files = [str(tmp_path / "before"), str(tmp_path / "after")]
+    for words, exit_code in ((files, 1), (files[::-1], 0)):
+        line = ["policy", "diff", *words, "--fail-on", "loosened"]
+        assert CliRunner().invoke(build_command_tree(), line, env=environment(tmp_path)).exit_code == exit_code

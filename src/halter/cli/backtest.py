@@ -27,7 +27,7 @@ from halter.operations.actor import Actor
 from halter.operations.agent_folders import AgentFolders
 from halter.operations.backtest import BacktestResult, backtest_policy, suggest_policy
 from halter.present.tables import build_backtest_sheet, build_policy_diff_sheet
-from halter.runtime.runtime import DEFAULT_FLEET, Runtime
+from halter.runtime.runtime import Runtime
 
 AgentOption = Annotated[str, typer.Option("--agent", "-a", metavar="AGENT", help="Agent name or folder.")]
 SinceOption = Annotated[
@@ -117,8 +117,7 @@ def diff(
     if fail_on and fail_on not in FAILS_ON:
         fail(f"Invalid --fail-on {fail_on!r}. Use {' or '.join(FAILS_ON)}.", EXIT_USAGE)
     fleet_before, fleet_after = report_errors(lambda: (read_fleet(before), read_fleet(after)))
-    stored_fleet = merge_with_policy(DEFAULT_FLEET, fleet_before).fleet
-    differences = merge_with_policy(stored_fleet, fleet_after).differences
+    differences = merge_with_policy(fleet_before, fleet_after).differences
     if as_json:
         answer_json(differences)
     else:
