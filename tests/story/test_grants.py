@@ -13,6 +13,7 @@ from halter.dispatch.heartbeat import acquire_lease
 from halter.guard.prepare import Call
 from halter.runtime.session_builder import build_live_session
 from halter.runtime.session_origin import read_session_row
+from halter.runtime.session_runner import run_agent_tool
 from halter.runtime.session_start import begin_session
 from halter.testing.world import World
 from tests.story.tasks import REVIEW, UNBRAKED, Office, all_is_well, watch
@@ -112,7 +113,9 @@ async def test_the_guard_refuses_in_the_review_whatever_is_not_granted_there(
     session = await begin_session(context, "Look.", "task", "s")
     lease = await acquire_lease(context.store, world.clock, context.worker, session, 0)
     assert lease is not None
-    live_session = await build_live_session(context, await read_session_row(context, "s"), lease)
+    live_session = await build_live_session(
+        context, await read_session_row(context, "s"), lease, call_agent=run_agent_tool
+    )
     running = live_session.runtime
     await running.resume()
     (phase,) = [each for each in WALK if each.name == "ethics_review"]

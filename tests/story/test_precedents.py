@@ -23,6 +23,7 @@ from halter.runtime.assemble import assemble_agent
 from halter.runtime.runtime import open_runtime
 from halter.runtime.session_builder import build_live_session
 from halter.runtime.session_origin import read_session_row
+from halter.runtime.session_runner import run_agent_tool
 from halter.runtime.session_start import begin_session
 from halter.settings import Settings, read_settings
 from halter.testing.world import World
@@ -60,7 +61,9 @@ async def _propose_all(home: Path, url: str, number: int) -> list[str]:
 
 async def _propose(context: AgentContext, session: SessionId) -> str:
     (lease,) = await context.store.claim(context.worker, 1, session)
-    live_session = await build_live_session(context, await read_session_row(context, session), lease)
+    live_session = await build_live_session(
+        context, await read_session_row(context, session), lease, call_agent=run_agent_tool
+    )
     await live_session.runtime.resume()
     case = {**CASE, "summary": f"  {CASE['summary'].upper()} "} if session.endswith("7") else CASE
     answer = await live_session.runtime.call(Call(f"{session}.c1", "propose_precedent", msgspec.json.encode(case)))
