@@ -22,10 +22,10 @@ from halter.core.ids import SortableIds, WorkerId
 from halter.core.messages import Prompt, make_user_message
 from halter.core.ports import Lease
 from halter.core.usage import ModelName, Usage
+from halter.guard.call_answer import Answer
 from halter.guard.guard import GuardRuntime
-from halter.guard.model_door import AnsweredRequest, ModelRequest
 from halter.guard.prepare import Call, SessionContext
-from halter.guard.tool_door import Answer
+from halter.guard.request import AnsweredRequest, ModelRequest
 from halter.journal.engine import Engine
 from halter.journal.memory import MemoryEngine
 from halter.journal.sqlite import SqliteEngine

@@ -16,10 +16,10 @@ from halter.core.provenance import Declaration
 from halter.core.tools import EffectStatus, Invalid, Output, Permit, PermitGate, Tool, ToolSpec, Valid
 from halter.dispatch.heartbeat import acquire_lease
 from halter.guard.approvals import answer_decision, list_pending_decisions
+from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.guard.guard import GuardRuntime
 from halter.guard.prepare import Call, SessionContext
 from halter.guard.provenance_check import ProvenanceCheck
-from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.models.providers import Prices
 from halter.redaction.secrets import GivenSecrets
 from halter.testing.world import World

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from halter.core.messages import Message, StreamChunk
     from halter.core.tools import Failed, NearBudget, Output, Retry
     from halter.external.guard import Guard, GuardedSession, SessionAlreadyEnded, SessionInUse
-    from halter.guard.tool_door import Answer
+    from halter.guard.call_answer import Answer
     from halter.models.input_files import File
     from halter.operations.store_access import Store
     from halter.runtime.agent import Agent
@@ -60,7 +60,7 @@ __all__ = [
 
 _HOMES = {
     "Agent": "halter.runtime.agent",
-    "Answer": "halter.guard.tool_door",
+    "Answer": "halter.guard.call_answer",
     "CallBegan": "halter.tasks.run_events",
     "CallEnded": "halter.tasks.run_events",
     "CallKey": "halter.tools.function_tool",

@@ -23,7 +23,7 @@ from halter.core.messages import Prompt, Reply, make_user_message
 from halter.core.money import DOLLAR, format_exact_micros
 from halter.core.usage import FREE_PRICE, ModelName, ModelPrices, Price, Unpriced, is_local_address
 from halter.guard.guard import GuardRuntime
-from halter.guard.model_door import MODEL_REQUEST_TIMEOUT, ModelRequest
+from halter.guard.request import MODEL_REQUEST_TIMEOUT, ModelRequest
 from halter.models.providers import Prices, compile_stated_price, is_installed
 from halter.models.wire import Exchange, WireModel
 from halter_drills.checker import StoreContents, check, read_store

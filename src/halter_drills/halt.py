@@ -38,10 +38,10 @@ from halter.core.tools import Permit, Tool
 from halter.core.usage import ModelName
 from halter.dispatch.heartbeat import acquire_lease, renew_leases
 from halter.dispatch.sentinel import run_sentinel
+from halter.guard.call_answer import Answer
 from halter.guard.halts import BudgetBusy, Departures, RateLimited, halt, resume
-from halter.guard.model_door import AnsweredRequest, ModelRequest
 from halter.guard.prepare import Call
-from halter.guard.tool_door import Answer
+from halter.guard.request import AnsweredRequest, ModelRequest
 from halter.loop.session_runtime import SessionRuntime
 from halter.proxy.keys import LARGEST_BODY_MB, KeyFile, KeyLimits, make_key_secret, make_virtual_key
 from halter.testing.fakes import StoreProxy, T

@@ -28,11 +28,11 @@ from halter.core.ports import Draft, Lease, Query, Rows, Stored, Write
 from halter.core.project import rows_of_hold
 from halter.core.rows import FleetPolicyRow, SessionRow
 from halter.dispatch.heartbeat import renew_leases
+from halter.guard.call_answer import Answer
 from halter.guard.halts import BudgetBusy
 from halter.guard.judge import CallRequest, describe_cap_reached, remove_caps
 from halter.guard.judge_request import ModelAttempt
 from halter.guard.ledger import ActualResult
-from halter.guard.tool_door import Answer
 from halter.journal.engine import Engine
 from halter.journal.memory import MemoryEngine
 from halter.journal.sqlite import SqliteEngine, open_connection

@@ -23,7 +23,7 @@ from halter.core.errors import StoreUnusable
 from halter.core.ids import SessionId
 from halter.core.money import Cap, Caps, format_exact_micros, usd_to_micros
 from halter.guard.approvals import list_pending_decisions
-from halter.guard.tool_door import ApprovalRequired
+from halter.guard.call_answer import ApprovalRequired
 from halter.journal.verify import verify_store
 from halter.operations import control, decisions
 from halter.operations.actor import Actor, Principal

@@ -36,8 +36,8 @@ from halter.core.ports import BLOB_THRESHOLD
 from halter.core.tools import Failed, Permit, Tool
 from halter.core.usage import ModelName
 from halter.dispatch.heartbeat import renew_leases
-from halter.guard.model_door import ModelRequest
 from halter.guard.prepare import Call
+from halter.guard.request import ModelRequest
 from halter.redaction.redact import Redactor, StreamRedactor
 from halter.redaction.secrets import SECRET_PREFIX, GivenSecrets
 from halter.runtime.agent_context import make_guard

@@ -32,14 +32,14 @@ from halter.core.spec import Phase, Policy, ToolRule, ToolsSpec
 from halter.core.usage import RequestExtras, Usage
 from halter.core.vocabulary import Purpose, State, WakeCause
 from halter.guard import judge, judge_request, tool_door
+from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import BudgetBusy
 from halter.guard.judge import CallRequest
 from halter.guard.judge_request import ModelAttempt
 from halter.guard.ledger import ActualResult, Ledger, change_cap
-from halter.guard.model_door import RefusedRequest, read_request_refusal
 from halter.guard.prepare import SessionContext
-from halter.guard.tool_door import Answer, ApprovalRequired
+from halter.guard.request import RefusedRequest, read_request_refusal
 from halter.models.providers import Prices
 from halter.policy.evaluation import ResolvedPolicy
 from halter.redaction.secrets import GivenSecrets

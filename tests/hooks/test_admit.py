@@ -9,8 +9,8 @@ from halter.core.folders import NO_PROTECTED_PATHS
 from halter.core.ids import SessionId, make_worker_id
 from halter.core.tools import Tool
 from halter.dispatch.heartbeat import acquire_lease
+from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.guard.prepare import Call
-from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.hooks.tools import HookedTool
 from halter.redaction.secrets import GivenSecrets
 from halter.runtime.agent_context import make_guard

@@ -24,8 +24,8 @@ from halter.core.tools import Failed, Tool
 from halter.core.usage import FREE_PRICE, ModelName, Price, Usage
 from halter.core.vocabulary import SessionKind
 from halter.dispatch.heartbeat import acquire_lease, renew_leases
+from halter.guard.answer_stream import StreamMask
 from halter.guard.guard import GuardRuntime
-from halter.guard.model_door import StreamMask
 from halter.guard.prepare import SessionContext
 from halter.guard.provenance_check import ActiveMode, ProvenanceCheck
 from halter.loop.decide import TurnLimits

@@ -26,8 +26,9 @@ from halter.core.messages import (
 from halter.core.ports import read_body
 from halter.core.tools import Permit
 from halter.core.usage import FREE_PRICE, ModelName, Price, Usage
-from halter.guard.model_door import AnsweredRequest, ModelDoor, ModelRequest
+from halter.guard.model_door import ModelDoor
 from halter.guard.prepare import SessionContext
+from halter.guard.request import AnsweredRequest, ModelRequest
 from halter.models.providers import Prices
 from halter.present.receipt import _summary
 from halter.testing.world import World

@@ -17,6 +17,8 @@ from halter.core.ports import Draft, Lease, Query, Store, Write
 from halter.core.rows import AuditRow, HoldRow, RuleRow
 from halter.core.tools import EffectStatus, Failed, Invalid, Output, Permit, ToolSpec, Unstoppable, Valid
 from halter.guard.approvals import answer_decision, list_pending_decisions
+from halter.guard.call_answer import Answer, ApprovalRequired
+from halter.guard.call_preparer import ToolExecution
 from halter.guard.halts import HALT_POLL_INTERVAL, HaltWatch, halt, resume
 from halter.guard.judge import (
     AttemptRate,
@@ -27,7 +29,7 @@ from halter.guard.judge import (
     list_call_rows,
     list_halt_rows,
 )
-from halter.guard.tool_door import MAYBE_DONE, Answer, ApprovalRequired, ToolDoor, ToolExecution
+from halter.guard.tool_door import MAYBE_DONE, ToolDoor
 from halter.state import lifecycle
 from halter.testing.world import World
 

@@ -22,10 +22,10 @@ from halter.core.ports import Draft, Lease, Write
 from halter.core.rows import RuleRow
 from halter.core.spec import Phase
 from halter.guard.approvals import AnyCondition, EachArgument, SameArguments, encode_matcher
+from halter.guard.call_answer import Answer
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import cancel
 from halter.guard.prepare import Call, SessionContext
-from halter.guard.tool_door import Answer
 from halter.models.providers import Prices
 from halter.redaction.redact import Redactor
 from halter.redaction.secrets import GivenSecrets

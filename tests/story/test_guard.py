@@ -10,9 +10,9 @@ from halter.core.events import CallStarted
 from halter.core.ids import SessionId, make_worker_id, session_stream
 from halter.core.ports import Draft, Write
 from halter.dispatch.heartbeat import acquire_lease, renew_leases
+from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.guard.guard import GuardRuntime
 from halter.guard.prepare import SessionContext
-from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.models.providers import Prices
 from halter.redaction.secrets import GivenSecrets
 from halter.state.session import replay

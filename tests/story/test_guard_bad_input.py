@@ -33,9 +33,9 @@ from halter.core.rows import HoldRow
 from halter.core.spec import Phase
 from halter.core.tools import Failed, Tool
 from halter.core.vocabulary import Outcome
+from halter.guard.call_answer import Answer
 from halter.guard.guard import GuardRuntime
 from halter.guard.prepare import Call, SessionContext
-from halter.guard.tool_door import Answer
 from halter.journal.memory import MemoryEngine
 from halter.journal.store import JournalStore
 from halter.loop.session_runtime import SessionRuntime

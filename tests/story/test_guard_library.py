@@ -18,8 +18,8 @@ from halter.core.money import BudgetRow, micros_to_usd
 from halter.core.ports import Query
 from halter.core.usage import ModelName
 from halter.guard.approvals import answer_decision, list_pending_decisions
+from halter.guard.call_answer import ApprovalRequired
 from halter.guard.halts import halt
-from halter.guard.tool_door import ApprovalRequired
 from halter.journal.open import open_store
 from halter.models.scripted import Scripted, say
 from tests.processes import live_at

@@ -28,9 +28,9 @@ from halter.core.rows import AuditRow, RateRow, RuleRow
 from halter.core.spec import Phase
 from halter.core.vocabulary import R
 from halter.guard.approvals import SameArguments, encode_matcher
+from halter.guard.call_answer import Answer
 from halter.guard.guard import GuardRuntime
 from halter.guard.prepare import Call, SessionContext
-from halter.guard.tool_door import Answer
 from halter.journal.open import open_store
 from halter.models.providers import Prices
 from halter.redaction.redact import Redactor

@@ -14,10 +14,10 @@ from halter.core.ids import make_worker_id, session_stream
 from halter.core.ports import Lease
 from halter.core.spec import Phase
 from halter.core.tools import Tool
+from halter.guard.call_answer import Answer
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import halt, resume
 from halter.guard.prepare import Call, SessionContext
-from halter.guard.tool_door import Answer
 from halter.models.providers import Prices
 from halter.redaction.secrets import GivenSecrets
 from halter.testing.world import World

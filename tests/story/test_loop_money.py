@@ -13,7 +13,7 @@ from halter.core.ports import read_body
 from halter.core.usage import Price
 from halter.guard.approvals import PendingDecision, answer_decision, list_pending_decisions, raise_cap
 from halter.guard.ledger import change_cap
-from halter.guard.model_door import MODEL_REQUEST_TIMEOUT
+from halter.guard.request import MODEL_REQUEST_TIMEOUT
 from halter.loop.history import SessionHistory
 from halter.present.receipt import build_receipt_sheet
 from halter.present.sheet import Facts

@@ -27,9 +27,9 @@ from halter.core.money import BudgetRow
 from halter.core.ports import Query, Write
 from halter.core.rows import HoldRow
 from halter.guard.approvals import PendingDecision, answer_decision
+from halter.guard.call_answer import Answer
 from halter.guard.ledger import Ledger
 from halter.guard.prepare import Call, SessionContext
-from halter.guard.tool_door import Answer
 from halter.journal.open import open_store
 from halter.journal.postgres import PostgresEngine
 from halter.journal.store import JournalStore, StoreProblem

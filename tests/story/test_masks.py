@@ -16,11 +16,11 @@ from halter.core.rows import RuleRow
 from halter.core.tools import Permit, Tool
 from halter.core.usage import ModelName
 from halter.guard.approvals import SameArguments, encode_matcher, list_pending_decisions
+from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import halt
-from halter.guard.model_door import FailedRequest, ModelRequest
 from halter.guard.prepare import Call
-from halter.guard.tool_door import Answer, ApprovalRequired
+from halter.guard.request import FailedRequest, ModelRequest
 from halter.loop.session_runtime import SessionRuntime
 from halter.models.providers import Prices
 from halter.redaction.redact import Redactor

@@ -21,8 +21,8 @@ from halter.core.ports import Query
 from halter.core.rows import AuditRow, HoldRow
 from halter.core.tools import Tool, ToolServer
 from halter.guard.approvals import answer_decision, list_pending_decisions
+from halter.guard.call_answer import Answer
 from halter.guard.prepare import Call
-from halter.guard.tool_door import Answer
 from halter.journal.verify import verify_store
 from halter.loop.session_runtime import SessionRuntime
 from halter.runtime.agent_context import make_guard

@@ -20,8 +20,8 @@ from halter.core.rows import HoldRow, SessionRow
 from halter.core.usage import ModelName, Price, Usage
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import cancel, halt
-from halter.guard.model_door import AnsweredRequest, ModelRequest, RefusedRequest
 from halter.guard.prepare import SessionContext
+from halter.guard.request import AnsweredRequest, ModelRequest, RefusedRequest
 from halter.loop.session_runtime import SessionRuntime
 from halter.models.providers import Prices
 from halter.models.scripted import Scripted, say

@@ -22,7 +22,7 @@ from halter.core.events import FleetPolicyAdopted
 from halter.core.ids import FLEET
 from halter.core.ports import read_stream
 from halter.core.usage import ModelName
-from halter.guard.tool_door import Answer
+from halter.guard.call_answer import Answer
 from halter.models.scripted import Scripted
 from halter.operations import money as desks
 from halter.operations.actor import Actor, Principal

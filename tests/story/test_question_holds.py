@@ -15,11 +15,11 @@ from halter.core.money import Account, BudgetRow
 from halter.core.ports import Committed, Draft, Lease, Query, Rows, Write
 from halter.core.rows import HoldRow
 from halter.guard.approvals import PendingDecision, answer_decision, approve_edited, list_pending_decisions
+from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import BudgetBusy, halt
 from halter.guard.ledger import change_cap
 from halter.guard.prepare import Call, SessionContext
-from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.journal.verify import verify_store
 from halter.models.providers import Prices
 from halter.redaction.secrets import GivenSecrets

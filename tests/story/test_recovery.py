@@ -13,10 +13,12 @@ from halter.core.project import rows_of_hold
 from halter.core.rows import AuditRow, HoldRow
 from halter.core.tools import EffectStatus, Invalid, Output, Permit, ToolSpec, Valid
 from halter.guard.approvals import list_pending_decisions
+from halter.guard.call_answer import Answer, ApprovalRequired
+from halter.guard.call_preparer import ToolExecution
 from halter.guard.halts import halt
 from halter.guard.judge import CallRequest
 from halter.guard.recovery import CallInDoubt, Recovery
-from halter.guard.tool_door import Answer, ApprovalRequired, ToolDoor, ToolExecution
+from halter.guard.tool_door import ToolDoor
 from halter.state import lifecycle
 from halter.state.session import replay
 from halter.testing.world import World

@@ -25,9 +25,10 @@ from halter.core.tools import Permit, ToolSpec
 from halter.core.usage import ModelName, ModelPrices, Price, PriceTable, Unpriced, Usage
 from halter.guard.halts import BudgetBusy, halt, resume
 from halter.guard.ledger import Ledger, change_cap
-from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelDoor, ModelRequest, RefusedRequest
+from halter.guard.model_door import ModelDoor
 from halter.guard.prepare import SessionContext
 from halter.guard.recovery import CallInDoubt, Recovery
+from halter.guard.request import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
 from halter.guard.tool_door import ToolDoor
 from halter.models.providers import Prices, Tariff, compile_stated_price
 from halter.models.scripted import Scripted, ScriptedFailure, ScriptLine, say

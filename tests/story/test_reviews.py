@@ -12,7 +12,7 @@ from halter.core.messages import Model, Prompt, Reply, Text, ToolCall
 from halter.core.ports import parse_notification, read_body
 from halter.core.usage import ModelName
 from halter.guard.halts import cancel, halt, resume
-from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest
+from halter.guard.request import AnsweredRequest, FailedRequest, ModelRequest
 from halter.models.scripted import Scripted
 from halter.present.receipt import build_receipt_sheet
 from halter.present.sheet import Listing

@@ -26,7 +26,7 @@ from halter.core.rows import HoldRow, SessionRow
 from halter.dispatch.dispatcher import AttendLease, RunningSessions
 from halter.dispatch.heartbeat import IdleLimits, has_pause_expired, is_idle_too_long, renew_leases
 from halter.guard.ledger import ActualResult
-from halter.guard.model_door import MODEL_REQUEST_TIMEOUT
+from halter.guard.request import MODEL_REQUEST_TIMEOUT
 from halter.runtime.runtime import Runtime
 from halter.state import lifecycle
 from halter.state.receipt import make_receipt

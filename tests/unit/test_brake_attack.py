@@ -8,9 +8,9 @@ import pytest
 from halter.core.provenance import ArgumentUse, Declaration, Flaw, Source, guess_declaration
 from halter.core.tools import find_declaration
 from halter.guard.approvals import AnyCondition, EachArgument, StandingRule, make_equals_condition, pins_places
+from halter.guard.call_answer import Answer
 from halter.guard.prepare import Call
 from halter.guard.provenance import MAX_ARGUMENTS, Provenance
-from halter.guard.tool_door import Answer
 from halter.guard.trusted_text import find_links
 from halter.tasks.playbooks import make_playbook_verb
 

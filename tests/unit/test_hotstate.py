@@ -26,7 +26,7 @@ from halter.core.agent_spec import FieldType, HotField
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.messages import Text, ToolCall
 from halter.core.tools import HealthReport
-from halter.guard.tool_door import Answer
+from halter.guard.call_answer import Answer
 from halter.loop.text_calls import MAX_VALUE_DEPTH
 from halter.testing.fakes import ManualClock
 

@@ -27,9 +27,9 @@ from halter.core.ports import Query, Store
 from halter.core.rows import SessionRow
 from halter.core.text import EvaluationFailure, Expression, clean, shorten, to_cel_value
 from halter.core.vocabulary import GateStage
-from halter.guard.model_door import AnsweredRequest, ModelRequest
+from halter.guard.call_answer import Answer
 from halter.guard.prepare import Call
-from halter.guard.tool_door import Answer
+from halter.guard.request import AnsweredRequest, ModelRequest
 from halter.loop import decide
 from halter.loop.decide import TROUBLED_ENDS, End, NextTurn, Park, SessionStep, find_backoff
 from halter.loop.loop import HotStateCapture, TurnLoop

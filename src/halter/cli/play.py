@@ -29,8 +29,8 @@ from halter.core.ids import SessionId, can_decide, session_stream
 from halter.core.money import format_compared_micros, format_usd
 from halter.core.text import clean, shorten
 from halter.core.vocabulary import State
+from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.guard.ledger import read_budget
-from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.runtime.runtime import Runtime
 from halter.tasks.playbooks import PlaybookOutcome
 

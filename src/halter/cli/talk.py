@@ -37,7 +37,7 @@ from halter.core.money import format_compared, format_micros, format_usd, to_uni
 from halter.core.text import clean, escape_hidden, shorten
 from halter.core.vocabulary import SessionKind, State, Verdict
 from halter.guard.approvals import answer_decision
-from halter.guard.tool_door import Answer, ApprovalRequired
+from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.operations.actor import Actor, Principal
 from halter.operations.decisions import get_open_decision
 from halter.operations.queries import read_all_events

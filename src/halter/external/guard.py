@@ -48,11 +48,11 @@ from halter.dispatch.heartbeat import acquire_lease
 from halter.external.effects import Act, Ask, DecisionPending, EffectRefused, ExternalModel, ExternalTool
 from halter.external.loop_thread import Blocking, LoopThread
 from halter.guard.approvals import PendingDecision, list_pending_decisions
+from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.guard.external_provenance import ExternalProvenanceCheck, make_external_check
 from halter.guard.halts import BudgetBusy
-from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
 from halter.guard.prepare import Call
-from halter.guard.tool_door import Answer, ApprovalRequired
+from halter.guard.request import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
 from halter.loop.session_runtime import SessionRuntime
 from halter.models.price_tables import make_prices
 from halter.models.providers import Prices

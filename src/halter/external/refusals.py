@@ -26,7 +26,7 @@ from halter.core.clock import SECOND
 from halter.core.usage import ModelPrices, Unpriced
 from halter.external.dialect import DialectName
 from halter.guard.halts import BudgetBusy, RateLimited
-from halter.guard.model_door import AnsweredRequest, FailedRequest, RefusedRequest, RequestOutcome
+from halter.guard.request import AnsweredRequest, FailedRequest, RefusedRequest, RequestOutcome
 
 Reason = Literal[
     "cap",

@@ -39,7 +39,7 @@ from halter.external.effects import EffectRefused
 from halter.external.loop_thread import LoopThread
 from halter.external.refusals import Refusal, explain_outcome, render_in_stream, render_refusal
 from halter.external.relay import Upstream, conclude_answer, drain_events, drop_usage_chunk
-from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest, RequestOutcome
+from halter.guard.request import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest, RequestOutcome
 from halter.loop.session_runtime import cancel_and_wait
 from halter.models.providers import Prices, find_listed_window
 from halter.models.wire_format import UsageReader

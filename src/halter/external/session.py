@@ -23,9 +23,9 @@ from halter.core.rows import DecisionRow, SessionRow, WorkerRow
 from halter.core.text import encode_body
 from halter.core.vocabulary import SessionKind, State, TerminalReason, WakeCause
 from halter.dispatch.heartbeat import acquire_lease
+from halter.guard.call_answer import ApprovalRequired
 from halter.guard.guard import GuardRuntime
 from halter.guard.prepare import SessionContext
-from halter.guard.tool_door import ApprovalRequired
 from halter.journal.store import JournalStore
 from halter.loop.session_runtime import watch_changes
 from halter.policy.evaluation import ResolvedPolicy

@@ -50,7 +50,7 @@ from halter.gateway.calls import PROMPT, RESOURCE, ClientCall, Context, GatedToo
 from halter.gateway.sessions import GatedSession, GatewayTerms, PendingCall, open_session, recover_sessions
 from halter.gateway.tasks import TaskRequestParams, UpdateTaskRequestParams, knows_tasks, require_tasks
 from halter.gateway.upstreams import Announcement, GatewayAgent, ListKind, LogNews, ResourceNews, Upstreams
-from halter.guard.tool_door import Answer
+from halter.guard.call_answer import Answer
 from halter.loop.session_runtime import cancel_and_wait
 from halter.runtime.agent_context import make_guard, models_of
 from halter.runtime.runtime import Runtime, follow_prices

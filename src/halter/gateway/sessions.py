@@ -31,20 +31,20 @@ from halter.gateway.calls import ClientCall, ParkedCalls, make_form_question, ma
 from halter.gateway.tasks import SessionTasks
 from halter.gateway.upstreams import GatewayAgent, Upstreams
 from halter.guard.approvals import answer_decision, list_pending_decisions
+from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.guard.external_provenance import ExternalProvenanceCheck, make_external_check
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import BudgetBusy
-from halter.guard.model_door import (
+from halter.guard.model_door import RateLimited
+from halter.guard.prepare import Call, SessionContext
+from halter.guard.provenance_check import choose_provenance_mode
+from halter.guard.request import (
     MODEL_REQUEST_TIMEOUT,
     AnsweredRequest,
     FailedRequest,
     ModelRequest,
-    RateLimited,
     RefusedRequest,
 )
-from halter.guard.prepare import Call, SessionContext
-from halter.guard.provenance_check import choose_provenance_mode
-from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.runtime.agent_context import Models
 from halter.runtime.assemble import AssembledAgent
 from halter.runtime.runtime import Runtime

@@ -9,13 +9,15 @@ from halter.core.ports import Lease, Store
 from halter.core.processes import LivenessWriter
 from halter.core.tools import Tool, Valid
 from halter.core.usage import PriceTable
+from halter.guard.answer_stream import StreamMask
+from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.guard.halts import Departures, EffectStopped, HaltWatch
 from halter.guard.ledger import Ledger
-from halter.guard.model_door import ModelDoor, PromptLog, StreamMask
+from halter.guard.model_door import ModelDoor, PromptLog
 from halter.guard.prepare import SessionContext
 from halter.guard.recovery import CallInDoubt, Recovery
 from halter.guard.simulation import Simulator
-from halter.guard.tool_door import Answer, ApprovalRequired, ToolDoor
+from halter.guard.tool_door import ToolDoor
 from halter.redaction.redact import Redact
 from halter.redaction.secrets import Secrets
 from halter.state.session import InFlight
@@ -67,8 +69,8 @@ class GuardRuntime:
         self.settle = door.settle
         self.call_read_only = door.call_read_only
         self.refuse = door.refuse
-        self.decision = door.decision
-        self.find_halt = door.find_halt
+        self.decision = door.preparer.find_decision
+        self.find_halt = door.preparer.find_halt
         self.find_halt_in = halts.find
         self.request = models.request
         self.unattributed_cost = simulator.costs
@@ -100,7 +102,7 @@ class GuardRuntime:
         """Settle a call or request in doubt, or ask a person; `arguments` are those of its intent."""
         tool = tools.get(flight.name)
         valid = tool.validate(arguments) if tool and REDACTION_MARK.encode() not in arguments else None
-        execution = self._tool_door.make_execution(context, tool, valid if isinstance(valid, Valid) else None)
+        execution = self._tool_door.preparer.make_execution(context, tool, valid if isinstance(valid, Valid) else None)
         return await self._recovery.resolve(lease, CallInDoubt(flight, execution, context.policy.question_terms))
 
     async def was_done(self, lease: Lease, flight: InFlight, *, happened: bool) -> Answer:

@@ -9,14 +9,13 @@ import msgspec
 
 from halter.core.clock import MINUTE, SECOND, Clock, format_duration
 from halter.core.errors import StoreUnavailable
-from halter.core.events import AgentSwitched, CallSettled, HaltLifted, HaltRequested, RequestSettled
-from halter.core.ids import FLEET, StreamId, can_decide
-from halter.core.ports import Draft, Lease, Query, Rows, Store, Stored, Write
+from halter.core.events import AgentSwitched, HaltLifted, HaltRequested
+from halter.core.ids import FLEET, can_decide
+from halter.core.ports import Draft, Lease, Query, Rows, Store, Write
 from halter.core.processes import LivenessWriter, is_ending
 from halter.core.rows import AgentRow, HaltRow
 from halter.core.text import clean
 from halter.core.vocabulary import Outcome, R
-from halter.state.session import InFlight
 
 T = TypeVar("T")
 
@@ -280,10 +279,6 @@ class _HaltRows(msgspec.Struct, frozen=True):
         return [self.get(*key) for key in keys]
 
 
-MAX_ERROR_LENGTH: Final = 300
-"""Maximum length of a recorded error, in characters. Redact before cutting: half a secret is not recognised."""
-
-
 class BudgetBusy(msgspec.Struct, frozen=True):
     """Other holds use the remaining budget, so the session must wait. Nothing was written."""
 
@@ -311,20 +306,6 @@ async def run_shielded(coroutine: Coroutine[Any, Any, T]) -> T:
     # From Python 3.14 on, asyncio.shield would report that error.
     await asyncio.wait([task])
     return task.result()
-
-
-async def find_outcome(store: Store, stream: StreamId, flight: InFlight) -> Stored | None:
-    """Find the outcome of an effect that was started earlier."""
-    after_seq = flight.seq
-    while page := await store.read(stream, after_seq):
-        for stored in page:
-            match stored.event:
-                case CallSettled(call=settled_id) | RequestSettled(request=settled_id) if settled_id == flight.id:
-                    return stored
-                case _:
-                    pass
-        after_seq = page[-1].seq
-    return None
 
 
 def switch_on(agent: str, by: str, key: str, reason: str = "") -> Write:

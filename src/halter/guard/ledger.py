@@ -177,14 +177,14 @@ def compute_charged_amounts(flight: InFlight, result: ActualResult) -> tuple[int
     usd, tokens = result.usd, result.tokens
     has_unpriced = result.usage is not None and bool(result.usage.unpriced)
     if usd is None or has_unpriced or not 0 <= usd <= MAX_AMOUNT:
-        usd = max(flight.held_amount("usd") if flight.legs else 0, _plausible(usd))
+        usd = max(flight.held_amount("usd") if flight.legs else 0, _plausible(usd) if usd else 0)
     if tokens is None or has_unpriced or not 0 <= tokens <= MAX_AMOUNT:
-        tokens = max(flight.held_amount("tokens") if flight.legs else 0, _plausible(tokens))
+        tokens = max(flight.held_amount("tokens") if flight.legs else 0, _plausible(tokens) if tokens else 0)
     return usd, tokens
 
 
-def _plausible(amount: int | None) -> int:
-    return amount if amount is not None and 0 <= amount <= MAX_AMOUNT else 0
+def _plausible(amount: int) -> int:
+    return amount if 0 <= amount <= MAX_AMOUNT else 0
 
 
 def change_cap(account: Account, cap: int | None, by: str, key: str, reason: str = "") -> Write:
@@ -226,6 +226,8 @@ def _make_settling_write(
     usd: int,
     tokens: int,
     precomputed_charge: Charge | None = None,
+    *,
+    may_have_sub_session: bool = False,
 ) -> Write:
     rows: tuple[RowKey, ...] = ()
     others: tuple[StreamId, ...] = ()
@@ -234,7 +236,7 @@ def _make_settling_write(
         rows = ((HoldRow, flight.id), *map(budget_key, flight.legs or flight.accounts))
     if result.audited:
         rows = (*rows, (AuditRow, flight.id))
-    if flight.may_have_sub_session:
+    if may_have_sub_session:
         rows = (*rows, *_list_sub_session_rows(flight))
     if result.happened:
         rows = (*rows, *_list_effect_rows(result.happened))
@@ -346,12 +348,14 @@ class Ledger:
             happened = tuple([await self._offload_effect(effect) for effect in result.happened])
             result = msgspec.structs.replace(result, happened=happened)
         usd, tokens = compute_charged_amounts(flight, result)
-        committed = await self.commit(_make_settling_write(lease, flight, result, usd, tokens))
+        may_have_sub_session = flight.may_have_sub_session
+        write = _make_settling_write(lease, flight, result, usd, tokens, may_have_sub_session=may_have_sub_session)
+        committed = await self.commit(write)
         if self._waiting:
             self._wake_next_waiter()
         events = committed.events
         overrun = len(events) > 1 and any(isinstance(stored.event, OverrunIncurred) for stored in events)
-        if flight.may_have_sub_session and events and isinstance(events[0].event, CallSettled):
+        if may_have_sub_session and events and isinstance(events[0].event, CallSettled):
             usd = events[0].event.cost_micros
         return Settlement(usd, tokens, overrun, committed)
 

@@ -9,22 +9,21 @@ A request beyond the rate limit of its model waits for the next minute. The door
 own id and hold, and its outcome says whether a retry may succeed.
 """
 
-import asyncio
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Final, cast
 
 import msgspec
 
-from halter.core.clock import MINUTE, Clock
+from halter.core.clock import Clock, read_monotonic
 from halter.core.errors import ModelError, ModelUnavailable, ModelUnusable
-from halter.core.events import CostCapReached, GuardrailTriggered, RequestRefused, RequestSettled, RequestStarted
+from halter.core.events import RequestSettled, RequestStarted
 from halter.core.ids import Digest
-from halter.core.messages import Model, Prompt, Reply, StreamChunk, Text, count_audio_tokens
-from halter.core.money import MAX_AMOUNT, Charge, list_accounts
-from halter.core.ports import BLOB_THRESHOLD, Committed, Lease, Store, Write, offload_body, read_body
+from halter.core.messages import Model, Prompt, Reply, Text, count_audio_tokens
+from halter.core.money import MAX_AMOUNT, list_accounts
+from halter.core.ports import BLOB_THRESHOLD, Committed, Lease, Store, Stored, Write, offload_body, read_body
 from halter.core.text import shorten, to_one_line
 from halter.core.tools import Permit
 from halter.core.usage import (
@@ -38,198 +37,30 @@ from halter.core.usage import (
     compute_cost,
     runs_locally,
 )
-from halter.core.vocabulary import Outcome, Purpose
-from halter.guard.halts import (
-    MAX_ERROR_LENGTH,
-    BudgetBusy,
-    EffectStopped,
-    HaltWatch,
-    RateLimited,
-    find_outcome,
-    read_cancelled_effect,
-    run_shielded,
-)
+from halter.core.vocabulary import Outcome
+from halter.guard.answer_stream import AnswerStream, ChunkListener, RehydratingMask, StreamMask, WholeTextMask
+from halter.guard.effect import MAX_ERROR_LENGTH, STARTED_BY_EARLIER_OWNER, Door, RunningEffect
+from halter.guard.halts import BudgetBusy, CancelledEffect, EffectStopped, HaltWatch, RateLimited
 from halter.guard.judge_request import ModelAttempt, judge_attempt, list_request_rows
-from halter.guard.ledger import ActualResult, Ledger
+from halter.guard.ledger import ActualResult, Ledger, Settlement
 from halter.guard.prepare import RequestTerms, SessionContext
-from halter.redaction.anonymize import AnonymizedPrompt, StreamRehydrator, anonymize_prompt, rehydrate_reply
+from halter.guard.request import (
+    AnsweredRequest,
+    FailedRequest,
+    ModelRequest,
+    RefusedRequest,
+    RequestOutcome,
+    RequestRecord,
+    read_request_refusal,
+    restore_request_outcome,
+)
+from halter.redaction.anonymize import AnonymizedPrompt, anonymize_prompt, rehydrate_reply
 from halter.redaction.redact import PromptMasker, Redact, mask_text
 from halter.state.session import InFlight, track_request
-
-ChunkListener = Callable[[StreamChunk], None]
-
-
-class StreamMask(Protocol):
-    """Masks secrets in streamed text. It may hold a chunk back until the chunk is known to be safe."""
-
-    def feed(self, chunk: str) -> str: ...
-
-    def finish(self) -> str: ...
-
-
-class WholeTextMask:
-    """Masks a text as a whole, at its end, and passes nothing on before."""
-
-    def __init__(self, redact: Redact) -> None:
-        self._redact = redact
-        self._pieces: list[str] = []
-
-    def feed(self, chunk: str) -> str:
-        self._pieces.append(chunk)
-        return ""
-
-    def finish(self) -> str:
-        return self._redact("".join(self._pieces))
-
-
-class RehydratingMask:
-    """Replaces placeholders with their values, before secrets are masked."""
-
-    def __init__(self, mask: StreamMask, values: Mapping[str, str]) -> None:
-        self._mask = mask
-        self._rehydrator = StreamRehydrator(values)
-
-    def feed(self, chunk: str) -> str:
-        return self._mask.feed(self._rehydrator.feed(chunk))
-
-    def finish(self) -> str:
-        return self._mask.feed(self._rehydrator.finish()) + self._mask.finish()
-
-
-class AnswerStream:
-    """Passes one attempt's text to a listener. A listener that raises is dropped; the request continues."""
-
-    def __init__(self, request: str, listen: ChunkListener, mask: StreamMask, *, discards: bool) -> None:
-        self._request = request
-        self._on_chunk: ChunkListener | None = listen
-        self._mask = mask
-        self.texts: list[str] = []
-        if discards:
-            self._send_chunk(StreamChunk(request, discard=True))
-
-    def on_text(self, text: str) -> None:
-        self._emit(self._mask.feed(text))
-
-    def finish(self, *, whole: bool) -> None:
-        """End the stream. Drop the text held back from a failed answer, which will be discarded."""
-        if whole:
-            self._emit(self._mask.finish())
-        self._send_chunk(StreamChunk(self._request, finished=True))
-        self._on_chunk = None
-
-    def _emit(self, text: str) -> None:
-        if text:
-            self.texts.append(text)
-            self._send_chunk(StreamChunk(self._request, text))
-
-    def _send_chunk(self, chunk: StreamChunk) -> None:
-        if self._on_chunk is None:
-            return
-        try:
-            self._on_chunk(chunk)
-        except Exception:  # noqa: BLE001 The listener is foreign code: its errors must not end the request.
-            self._on_chunk = None
-
-
-MODEL_REQUEST_TIMEOUT: Final = 10 * MINUTE
-OUTCOME_UNKNOWN: Final = "It is unknown whether the model answered."
 
 _NO_SECRETS: Final = MappingProxyType[str, str]({})
 _NO_VALUES: Final = MappingProxyType[str, str]({})
 _ENCODE: Final = msgspec.json.Encoder().encode
-
-
-class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """The part of a prompt that the journal does not have already."""
-
-    volatile: str = ""
-    nonce: str = ""
-
-
-class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One model request.
-
-    An `optional` request does not wait for money, and its refusal ends no session. The journal stores `record` in place
-    of the prompt, if it has the rest already. `input_tokens` is a tighter bound than the prompt's length, and includes
-    `audio_tokens`. `on_chunk` receives the answer as it streams; `discards_previous` withdraws the text of an earlier
-    attempt. With a `nonce`, the answer may contain calls written as text. With `can_defer`, the caller continues the
-    session immediately, so the settlement may be deferred to its next commit. `prices` are this request's, if they
-    differ from its model's. `min_output_tokens` is the smallest output limit that its provider accepts. With
-    `written_by_client`, an answer by another model without a price settles at its hold. `traceparent` is the client's
-    span, of which the request is a part.
-    """
-
-    id: str
-    prompt: Prompt
-    purpose: Purpose = "turn"
-    timeout: int = MODEL_REQUEST_TIMEOUT
-    optional: bool = False
-    record: RequestRecord | None = None
-    input_tokens: int | None = None
-    audio_tokens: int = 0
-    on_chunk: ChunkListener | None = None
-    discards_previous: bool = False
-    nonce: str = ""
-    can_defer: bool = False
-    prices: ModelPrices | Unpriced | None = None
-    min_output_tokens: int = 0
-    written_by_client: bool = False
-    traceparent: str = ""
-
-
-class AnsweredRequest(msgspec.Struct, frozen=True, gc=False):
-    """The model's answer. A repeated one comes from the journal, and the session has already paid for it."""
-
-    request: str
-    reply: Reply
-    cost_usd: int = 0
-    max_output_tokens: int = 0
-    overrun: bool = False
-    tokens: int = 0
-    repeated: bool = False
-
-
-class RefusedRequest(msgspec.Struct, frozen=True):
-    """The guard refused the request; the refusal is recorded."""
-
-    request: str
-    outcome: Outcome
-    sentence: str
-    cap: CostCapReached | None = None
-
-
-class FailedRequest(msgspec.Struct, frozen=True):
-    """The model gave no answer. `retry_after` is the provider's requested wait, in microseconds.
-
-    If `needs_person` is set, retries fail until a person has fixed something.
-    """
-
-    request: str
-    outcome: Outcome
-    error: str
-    cost_usd: int = 0
-    may_retry: bool = False
-    retry_after: int | None = None
-    tokens: int = 0
-    needs_person: bool = False
-    repeated: bool = False
-
-
-RequestOutcome = AnsweredRequest | RefusedRequest | BudgetBusy | RateLimited | FailedRequest
-
-
-class _RequestInFlight(msgspec.Struct, frozen=True):
-    """A request in flight: its model and price, its permit, and the values of its placeholders."""
-
-    lease: Lease
-    flight: InFlight
-    request: ModelRequest
-    model: Model
-    sent: Prompt
-    rates: ModelPrices | Unpriced
-    began: int
-    permit: Permit
-    values: Mapping[str, str]
 
 
 class _RequestIntent(msgspec.Struct):
@@ -249,6 +80,23 @@ class _RequestIntent(msgspec.Struct):
         key = f"{attempt.request}/asked/{self.wait_count}" if self.wait_count else f"{attempt.request}/asked"
         reads, decide = list_request_rows(attempt), partial(judge_attempt, attempt)
         return Write(self.lease.stream, key, decide, reads, self.lease, (), deferred)
+
+
+class _RunningRequest(RunningEffect, kw_only=True):
+    """A request that runs now: its model and price, its permit, and the values of its placeholders.
+
+    `stream` passes the answer's text to a listener. `reply` is the answer, once it is complete and masked.
+    """
+
+    request: ModelRequest
+    model: Model
+    sent: Prompt
+    rates: ModelPrices | Unpriced
+    began: int
+    permit: Permit
+    values: Mapping[str, str]
+    stream: AnswerStream | None = None
+    reply: Reply | None = None
 
 
 class UsageReport(msgspec.Struct, frozen=True):
@@ -291,8 +139,10 @@ class PromptLog:
         return self._prompts.pop(request, None)
 
 
-class ModelDoor:
+class ModelDoor(Door[_RunningRequest, Reply, AnsweredRequest | FailedRequest]):
     """Admits or refuses a request, asks the model, and settles the cost: the only way to ask a model."""
+
+    failures = (EffectStopped, TimeoutError, ModelError)
 
     def __init__(
         self,
@@ -305,15 +155,12 @@ class ModelDoor:
         stream_mask: Callable[[], StreamMask] | None = None,
         halts: HaltWatch | None = None,
     ) -> None:
-        self._store = store
-        self._clock = clock
-        self._ledger = ledger
+        super().__init__(store, clock, ledger, halts)
         self._prices = prices
         self._stream_mask = stream_mask or partial(WholeTextMask, redact)
         self._redact = redact
         self._masks = PromptMasker(redact)
         self._max_wait = ledger.hold_timeout
-        self._halts = halts or HaltWatch(store, clock)
         self.prompts = PromptLog()
 
     async def request(
@@ -326,42 +173,16 @@ class ModelDoor:
         waited: int = 0,
     ) -> RequestOutcome:
         """Admit or refuse a request, and ask the model if admitted. The journal has the outcome on return."""
-        in_flight = await self._admit(lease, context, request, model, attempt, waited)
-        if not isinstance(in_flight, _RequestInFlight):
-            return in_flight
-        if self.prompts.recorder_count:
-            self.prompts.add(in_flight.flight.id, in_flight.sent)
-        # Thousands of requests may wait here: the steps before and after have their own frames, to save memory.
-        stream = None if request.on_chunk is None else self._open_stream(in_flight, request.on_chunk)
-        answer: AnsweredRequest | FailedRequest | None = None
-        try:
-            effect = self._halts.watch(context.scopes, request.timeout, in_flight.flight.name)
-            try:
-                try:
-                    reply = effect.leftover = await model.ask(
-                        in_flight.sent, in_flight.permit, stream and stream.on_text
-                    )
-                except BaseException as error:
-                    effect.end(error)
-                    raise
-                effect.end()
-            except (asyncio.CancelledError, EffectStopped, TimeoutError, ModelError) as error:
-                answer = await self._fail(in_flight, error, stream)
-            else:
-                answer = await self._accept_reply(in_flight, reply)
-            return answer
-        finally:
-            if stream is not None:
-                stream.finish(whole=isinstance(answer, AnsweredRequest))
-
-    def _open_stream(self, in_flight: _RequestInFlight, listen: ChunkListener) -> AnswerStream:
-        """Stream the answer to a listener, which always receives its end."""
-        mask = RehydratingMask(self._stream_mask(), in_flight.values) if in_flight.values else self._stream_mask()
-        return AnswerStream(in_flight.flight.id, listen, mask, discards=in_flight.request.discards_previous)
+        running = await self._admit(lease, context, request, model, attempt, waited)
+        if not isinstance(running, _RunningRequest):
+            return running
+        if request.on_chunk is None:
+            return await self.carry_out(running)
+        return await self._stream_answer(running, request.on_chunk)
 
     async def _admit(
         self, lease: Lease, context: SessionContext, request: ModelRequest, model: Model, attempt: int, waited: int
-    ) -> _RequestInFlight | RequestOutcome:
+    ) -> _RunningRequest | RequestOutcome:
         """Decide in one short transaction, and again while other holds use the budget.
 
         After a wait for the rate limit, the decision has a key of its own, so that a crash does not repeat the wait.
@@ -405,112 +226,99 @@ class ModelDoor:
         accounts = (
             () if event.legs else list_accounts(model_attempt.caps, model_attempt.spender, intent.attempt_record.now)
         )
-        limit = event.max_output_tokens
         flight = track_request(event, stored, accounts)
-        if committed.is_repeated and (
-            earlier_outcome := await self._find_earlier_outcome(flight, limit, committed, lease)
-        ):
-            return earlier_outcome
+        if committed.is_repeated:
+            earlier_outcome = await self.find_earlier_answer(lease, flight, committed)
+            if earlier_outcome is not None:
+                return earlier_outcome
         values, sent_prompt = (
             (_NO_VALUES, prompt) if anonymized_prompt is None else (anonymized_prompt.values, anonymized_prompt.prompt)
         )
-        if sent_prompt.max_output_tokens != limit:
-            sent_prompt = msgspec.structs.replace(sent_prompt, max_output_tokens=limit)
-        started_at = self._clock.now()
-        permit = Permit(flight.id, started_at + request.timeout, _NO_SECRETS)
-        return _RequestInFlight(
-            lease, flight, request, model, sent_prompt, model_attempt.rates, started_at, permit, values
+        if sent_prompt.max_output_tokens != event.max_output_tokens:
+            sent_prompt = msgspec.structs.replace(sent_prompt, max_output_tokens=event.max_output_tokens)
+        began, timeout = self._clock.now(), request.timeout
+        return _RunningRequest(
+            lease,
+            flight,
+            read_monotonic(self._clock),
+            context.scopes,
+            timeout,
+            request.can_defer,
+            request=request,
+            model=model,
+            sent=sent_prompt,
+            rates=model_attempt.rates,
+            began=began,
+            permit=Permit(flight.id, began + timeout, _NO_SECRETS),
+            values=values,
         )
 
-    async def _find_earlier_outcome(
-        self, flight: InFlight, max_output_tokens: int, committed: Committed, lease: Lease
-    ) -> AnsweredRequest | FailedRequest | None:
-        """Find the outcome of an earlier identical request, so that a paid answer is reused."""
-        stored = await find_outcome(self._store, lease.stream, flight)
-        if stored is not None and isinstance(stored.event, RequestSettled):
-            answer = restore_request_outcome(stored.event, await read_body(self._store, stored), max_output_tokens)
-            return msgspec.structs.replace(answer, repeated=True)
-        if any(event.generation != lease.generation for event in committed.events):
-            error = "An earlier owner of this session started it; its outcome is unknown."
-            return FailedRequest(flight.id, "unknown", error, may_retry=True)
-        return None
+    async def _stream_answer(self, running: _RunningRequest, listen: ChunkListener) -> AnsweredRequest | FailedRequest:
+        """Carry out a request, and stream its answer to a listener, which always receives its end."""
+        mask = RehydratingMask(self._stream_mask(), running.values) if running.values else self._stream_mask()
+        stream = AnswerStream(running.flight.id, listen, mask, discards=running.request.discards_previous)
+        running.stream, answer = stream, None
+        try:
+            answer = await self.carry_out(running)
+            return answer
+        finally:
+            stream.finish(whole=isinstance(answer, AnsweredRequest))
 
-    async def _fail(
-        self,
-        in_flight: _RequestInFlight,
-        error: asyncio.CancelledError | EffectStopped | TimeoutError | ModelError,
-        stream: AnswerStream | None,
-    ) -> FailedRequest:
-        """Settle a request that failed, was halted, timed out or was cancelled. A cancel is raised again.
+    def start(self, effect: _RunningRequest) -> Coroutine[Any, Any, Reply]:
+        if self.prompts.recorder_count:
+            self.prompts.add(effect.flight.id, effect.sent)
+        return effect.model.ask(effect.sent, effect.permit, effect.stream and effect.stream.on_text)
 
-        The streamed text of a cancelled answer is recorded, because the person who interrupted it has read it.
-        """
-        match error:
-            case asyncio.CancelledError():
-                leftover = read_cancelled_effect(error).leftover
-                # The next owner of a session that this process leaves makes the request again.
-                outcome: Outcome = "unknown" if self._halts.departures.includes(in_flight.lease) else "cancelled"
-                cancelled_result = self._cut(in_flight, leftover, outcome, "CancelledError: the session was cancelled")
-                if stream is not None and stream.texts:
-                    text = Text(mask_text("".join(stream.texts), self._redact), "model", trusted=False)
-                    cancelled_result = msgspec.structs.replace(cancelled_result, body=_ENCODE(Reply((text,))))
-                await run_shielded(self._make_failure(in_flight, cancelled_result))
-                raise error
-            case EffectStopped():
-                result = self._cut(in_flight, error.leftover, error.outcome, str(error))
-                result = msgspec.structs.replace(result, may_retry=error.outcome == "timeout")
-            case TimeoutError():
-                message = f"TimeoutError: {in_flight.flight.name} exceeded its deadline"
-                result = msgspec.structs.replace(self._cut(in_flight, error, "timeout", message), may_retry=True)
-            case ModelError():
-                result = self._make_refusal(in_flight, error)
-        return await self._make_failure(in_flight, result)
-
-    async def _accept_reply(self, in_flight: _RequestInFlight, reply: Reply) -> AnsweredRequest:
-        """Mask an answer and settle its cost."""
-        usage, usd, tokens = reply.usage, None, None
+    def read_value(self, effect: _RunningRequest, value: Reply) -> ActualResult:
+        """Mask an answer and compute its cost."""
+        reply, usage, usd, tokens = value, value.usage, None, None
         if usage is not None and usage.input_tokens + usage.output_tokens > MAX_AMOUNT:
             # No store can record such a report.
             usage, reply = None, msgspec.structs.replace(reply, usage=None)
-        if in_flight.values:
-            reply = rehydrate_reply(reply, in_flight.values, in_flight.request.nonce)
+        if effect.values:
+            reply = rehydrate_reply(reply, effect.values, effect.request.nonce)
         parts = self._masks.parts(reply.parts)
         if parts is not reply.parts:
             reply = msgspec.structs.replace(reply, parts=parts)
         if usage is not None:
             # Without a usage report or a price, the hold is charged.
-            usage = find_unpriced_answer(usage, in_flight.request, in_flight.model, self._prices)
+            usage = find_unpriced_answer(usage, effect.request, effect.model, self._prices)
             reply = msgspec.structs.replace(reply, usage=usage) if usage is not reply.usage else reply
-            tokens, usd = usage.uncached, self._compute_cost(in_flight, usage)
-        lease, flight = in_flight.lease, in_flight.flight
-        result = ActualResult("ok", usd, tokens, usage, _ENCODE(reply))
-        settlement = self._ledger.defer_settlement(lease, flight, result) if in_flight.request.can_defer else None
-        if settlement is None:
-            settlement = await self._ledger.settle(lease, flight, result)
-        limit = in_flight.sent.max_output_tokens
-        return AnsweredRequest(flight.id, reply, settlement.usd, limit, settlement.overrun, settlement.tokens)
+            tokens, usd = usage.uncached, self._compute_cost(effect, usage)
+        effect.reply = reply
+        return ActualResult("ok", usd, tokens, usage, _ENCODE(reply))
 
-    async def _make_failure(self, in_flight: _RequestInFlight, result: ActualResult) -> FailedRequest:
-        settlement = await self._ledger.settle(in_flight.lease, in_flight.flight, result)
-        return FailedRequest(
-            in_flight.flight.id,
-            result.outcome,
-            result.error,
-            settlement.usd,
-            result.may_retry,
-            result.retry_after,
-            settlement.tokens,
-            result.needs_person,
-        )
+    def read_failure(self, effect: _RunningRequest, error: Exception) -> ActualResult:
+        match error:
+            case EffectStopped():
+                result = self._cut(effect, error.leftover, error.outcome, str(error))
+                return msgspec.structs.replace(result, may_retry=error.outcome == "timeout")
+            case ModelError():
+                return self._make_refusal(effect, error)
+            case _:
+                message = f"TimeoutError: {effect.flight.name} exceeded its deadline"
+                return msgspec.structs.replace(self._cut(effect, error, "timeout", message), may_retry=True)
 
-    def _cut(self, in_flight: _RequestInFlight, leftover: object, outcome: Outcome, error: str) -> ActualResult:
+    def read_cancel(self, effect: _RunningRequest, cancelled: CancelledEffect, *, is_left: bool) -> ActualResult:
+        """Read the outcome of a cancelled request. Its streamed text is recorded: the person has read it.
+
+        The next owner of a session that this process leaves makes the request again.
+        """
+        outcome: Outcome = "unknown" if is_left else "cancelled"
+        result = self._cut(effect, cancelled.leftover, outcome, "CancelledError: the session was cancelled")
+        if effect.stream is None or not effect.stream.texts:
+            return result
+        text = Text(mask_text("".join(effect.stream.texts), self._redact), "model", trusted=False)
+        return msgspec.structs.replace(result, body=_ENCODE(Reply((text,))))
+
+    def _cut(self, effect: _RunningRequest, leftover: object, outcome: Outcome, error: str) -> ActualResult:
         """Make the result of a stopped request. It is free if it was never sent, and else costs at most its hold."""
         result = ActualResult(outcome, error=mask_text(error, self._redact)[:MAX_ERROR_LENGTH])
-        if in_flight.permit.unsent:
+        if effect.permit.unsent:
             return msgspec.structs.replace(result, usd=0, tokens=0)
-        return self._price_usage(in_flight, read_usage_report(leftover), result)
+        return self._price_usage(effect, read_usage_report(leftover), result)
 
-    def _make_refusal(self, in_flight: _RequestInFlight, error: ModelError) -> ActualResult:
+    def _make_refusal(self, effect: _RunningRequest, error: ModelError) -> ActualResult:
         result = ActualResult(
             "error",
             error=mask_text(str(error), self._redact)[:MAX_ERROR_LENGTH],
@@ -520,26 +328,55 @@ class ModelDoor:
         )
         if not error.billed:
             return msgspec.structs.replace(result, usd=0, tokens=0)
-        return self._price_usage(in_flight, UsageReport(error.usage, final=error.final), result)
+        return self._price_usage(effect, UsageReport(error.usage, final=error.final), result)
 
-    def _price_usage(self, in_flight: _RequestInFlight, report: UsageReport, result: ActualResult) -> ActualResult:
+    def _price_usage(self, effect: _RunningRequest, report: UsageReport, result: ActualResult) -> ActualResult:
         """Add the usage and its price to a result. Without a plausible report, the hold is charged."""
         usage = report.usage
         if usage is None or usage.input_tokens + usage.output_tokens > MAX_AMOUNT:
             return result
-        usage = find_unpriced_answer(usage, in_flight.request, in_flight.model, self._prices)
+        usage = find_unpriced_answer(usage, effect.request, effect.model, self._prices)
         if not report.final:
             # A cut-off answer counts as the longest possible: hidden reasoning is billed, but only reported at the end.
-            limit = max(usage.output_tokens, in_flight.sent.max_output_tokens)
-            usage = in_flight.request.prompt.extras.bound_usage(msgspec.structs.replace(usage, output_tokens=limit))
-        usd = self._compute_cost(in_flight, usage)
+            limit = max(usage.output_tokens, effect.sent.max_output_tokens)
+            usage = effect.request.prompt.extras.bound_usage(msgspec.structs.replace(usage, output_tokens=limit))
+        usd = self._compute_cost(effect, usage)
         return msgspec.structs.replace(result, usd=usd, tokens=usage.uncached, usage=usage)
 
-    def _compute_cost(self, in_flight: _RequestInFlight, usage: Usage) -> int | None:
-        if isinstance(in_flight.rates, Unpriced):
+    def _compute_cost(self, effect: _RunningRequest, usage: Usage) -> int | None:
+        if isinstance(effect.rates, Unpriced):
             return None
-        model = in_flight.model
-        return compute_cost(usage, in_flight.rates, self._prices, model.name, model.base_url, in_flight.began)
+        model = effect.model
+        return compute_cost(usage, effect.rates, self._prices, model.name, model.base_url, effect.began)
+
+    def make_answer(
+        self, effect: _RunningRequest, result: ActualResult, settlement: Settlement
+    ) -> AnsweredRequest | FailedRequest:
+        request, usd, tokens = effect.flight.id, settlement.usd, settlement.tokens
+        if effect.reply is not None:
+            limit = effect.sent.max_output_tokens
+            return AnsweredRequest(request, effect.reply, usd, limit, settlement.overrun, tokens)
+        return FailedRequest(
+            request,
+            result.outcome,
+            result.error,
+            usd,
+            result.may_retry,
+            result.retry_after,
+            tokens,
+            result.needs_person,
+        )
+
+    async def restore_answer(
+        self, lease: Lease, settled: Stored, committed: Committed
+    ) -> AnsweredRequest | FailedRequest:
+        """Restore the outcome of an identical request, so that a paid answer is reused."""
+        event, intent = cast("RequestSettled", settled.event), cast("RequestStarted", committed.events[0].event)
+        outcome = restore_request_outcome(event, await read_body(self._store, settled), intent.max_output_tokens)
+        return msgspec.structs.replace(outcome, repeated=True)
+
+    def answer_in_doubt(self, flight: InFlight) -> FailedRequest:
+        return FailedRequest(flight.id, "unknown", STARTED_BY_EARLIER_OWNER, may_retry=True)
 
 
 def _make_attempt(  # noqa: PLR0913, PLR0917 An attempt needs each of these.
@@ -633,36 +470,3 @@ def find_unpriced_answer(usage: Usage, request: ModelRequest, model: Model, pric
     rates = prices.find(ModelName(model.name.provider, usage.answered_by), model.base_url)
     unpriced = f"model: {usage.answered_by}" if isinstance(rates, Unpriced) else ""
     return msgspec.structs.replace(usage, unpriced=shorten(to_one_line(unpriced), 100))
-
-
-def restore_request_outcome(
-    event: RequestSettled, body: bytes, max_output_tokens: int
-) -> AnsweredRequest | FailedRequest:
-    charge = event.charge or Charge()
-    cost, tokens = charge.usd, charge.tokens
-    if event.outcome == "ok" and body:
-        reply = msgspec.json.decode(body, type=Reply)
-        return AnsweredRequest(event.request, reply, cost, max_output_tokens, bool(charge.overruns), tokens)
-    if event.outcome == "ok":
-        error = "Erased: the model's answer was erased"
-        return FailedRequest(event.request, "error", error, cost, tokens=tokens)
-    may_retry = event.may_retry or event.outcome == "unknown"
-    error = event.error or OUTCOME_UNKNOWN
-    return FailedRequest(
-        event.request, event.outcome, error, cost, may_retry, event.retry_after, tokens, event.needs_person
-    )
-
-
-def read_request_refusal(committed: Committed) -> RefusedRequest | GuardrailTriggered:
-    cap: CostCapReached | None = None
-    for stored in committed.events:
-        match stored.event:
-            case CostCapReached() as reached:
-                cap = reached
-            case GuardrailTriggered() as guardrail:
-                return guardrail
-            case RequestRefused() as refused:
-                return RefusedRequest(refused.request, refused.outcome, refused.sentence, cap)
-            case _:
-                pass
-    raise AssertionError("The commit that decided a request has no refusal, rate wait or intent.")

@@ -8,8 +8,10 @@ from halter.core.clock import DAY
 from halter.core.ports import Lease, Store, read_body
 from halter.core.text import decode_body, encode_body, shorten
 from halter.guard.approvals import Question, ask_question
+from halter.guard.call_answer import Answer, ApprovalRequired
+from halter.guard.call_preparer import ToolExecution
 from halter.guard.ledger import ActualResult, Ledger
-from halter.guard.tool_door import Answer, ApprovalRequired, ToolDoor, ToolExecution
+from halter.guard.tool_door import ToolDoor
 from halter.policy.evaluation import QuestionTerms
 from halter.state.session import InFlight
 

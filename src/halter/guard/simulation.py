@@ -10,19 +10,13 @@ import msgspec
 from halter.core.clock import MINUTE, SECOND, Clock, read_monotonic
 from halter.core.messages import Message, Model, Prompt, Text
 from halter.core.ports import Lease
-from halter.core.text import decode_body
+from halter.core.text import decode_body, encode_body
 from halter.core.tools import ToolSpec
 from halter.guard.halts import BudgetBusy, RateLimited
 from halter.guard.judge import CallRequest, needs_simulation
-from halter.guard.model_door import (
-    AnsweredRequest,
-    FailedRequest,
-    ModelDoor,
-    ModelRequest,
-    RefusedRequest,
-    RequestOutcome,
-)
+from halter.guard.model_door import ModelDoor
 from halter.guard.prepare import PreparedCall, SessionContext
+from halter.guard.request import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest, RequestOutcome
 
 SIMULATION_LABEL: Final = "[ANTICIPATORY SIMULATION]"
 PREDICTION_LIFETIME: Final = 5 * MINUTE
@@ -69,7 +63,7 @@ class Simulator:
     """
 
     def __init__(self, door: ModelDoor, clock: Clock, model: Model | None) -> None:
-        self._tool_door = door
+        self._models = door
         self._clock = clock
         self._model = model
         self._cache: dict[_Key, tuple[int, Simulated]] = {}
@@ -90,7 +84,7 @@ class Simulator:
         if cached is not None:
             return cached
         request = _make_request(call_request, prepared.tool.spec, situation)
-        outcome = await self._tool_door.request(lease, context, request, self._model)
+        outcome = await self._models.request(lease, context, request, self._model)
         self.costs[lease.session] = _add_cost(self.costs.get(lease.session, NO_SIMULATION_COST), outcome)
         prediction = _read_prediction(outcome)
         if isinstance(prediction, Simulated):
@@ -111,6 +105,15 @@ def should_simulate(prepared: PreparedCall) -> bool:
         return False
     needs_person = request.approval is not None and not request.approval.rule
     return needs_simulation(prepared.rule, is_approval_needed=needs_person)
+
+
+def add_prediction(request: CallRequest, prediction: Simulated | NotSimulated) -> CallRequest:
+    """Show a prediction to the person who is asked. The digest does not cover it: an approval is of the call alone."""
+    approval = request.approval
+    if approval is None or not isinstance(prediction, Simulated):
+        return request
+    display_body = approval.display_body + b"\n" + encode_body(prediction.text)
+    return msgspec.structs.replace(request, approval=msgspec.structs.replace(approval, display_body=display_body))
 
 
 def _make_request(request: CallRequest, spec: ToolSpec, situation: str) -> ModelRequest:

@@ -26,10 +26,10 @@ from halter.core.rows import SessionRow
 from halter.core.text import shorten
 from halter.core.vocabulary import Outcome, State, TerminalReason
 from halter.external.session import ExternalSession, SessionHost
+from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import BudgetBusy
 from halter.guard.prepare import Call, SessionContext
-from halter.guard.tool_door import Answer, ApprovalRequired
 from halter.hooks.protocol import (
     DIALECTS,
     Dialect,

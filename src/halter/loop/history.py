@@ -59,10 +59,10 @@ from halter.core.messages import (
 from halter.core.ports import Stored
 from halter.core.text import decode_body, shorten
 from halter.core.vocabulary import MessageReason, Outcome, TurnEnd
-from halter.guard.model_door import RequestRecord
+from halter.guard.call_answer import restore_call_answer, restore_files
 from halter.guard.provenance_check import ProvenanceCheck
+from halter.guard.request import RequestRecord
 from halter.guard.simulation import SIMULATION_LABEL
-from halter.guard.tool_door import restore_call_answer, restore_files
 from halter.loop.decide import FailedAttempt, Turn
 from halter.loop.text_calls import read_calls, to_text_message
 

@@ -31,8 +31,11 @@ from halter.core.ports import Stored
 from halter.core.text import encode_body
 from halter.core.tools import ToolSpec
 from halter.core.vocabulary import GateStage, Guardrail, MessageReason, Outcome, TurnEnd
+from halter.guard.call_answer import Answer
 from halter.guard.judge import describe_too_many_actions
-from halter.guard.model_door import (
+from halter.guard.prepare import Call
+from halter.guard.provenance_check import ProvenanceCheck, describe_links
+from halter.guard.request import (
     MODEL_REQUEST_TIMEOUT,
     AnsweredRequest,
     FailedRequest,
@@ -40,9 +43,6 @@ from halter.guard.model_door import (
     RefusedRequest,
     RequestRecord,
 )
-from halter.guard.prepare import Call
-from halter.guard.provenance_check import ProvenanceCheck, describe_links
-from halter.guard.tool_door import Answer
 from halter.loop import decide
 from halter.loop.decide import (
     Act,

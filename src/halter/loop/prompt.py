@@ -35,7 +35,7 @@ from halter.core.messages import (
 )
 from halter.core.text import count_bytes, encode_body
 from halter.core.tools import ToolSpec, add_spec_digest
-from halter.guard.model_door import AnsweredRequest, ModelRequest, RequestRecord
+from halter.guard.request import AnsweredRequest, ModelRequest, RequestRecord
 from halter.loop import decide
 from halter.loop.decide import TurnLimits
 from halter.loop.history import (

@@ -50,12 +50,12 @@ from halter.core.text import encode_body, shorten
 from halter.core.tools import Tool
 from halter.core.vocabulary import REFUSAL_OUTCOMES, Outcome, RowKey, State, TerminalReason, WakeCause
 from halter.guard.approvals import ask_question, make_cap_question
+from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import BudgetBusy, RateLimited, run_shielded
 from halter.guard.ledger import BUDGET_WAIT
-from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest, RequestOutcome
 from halter.guard.prepare import Call, SessionContext
-from halter.guard.tool_door import Answer, ApprovalRequired
+from halter.guard.request import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest, RequestOutcome
 from halter.loop.decide import HAND_OFF
 from halter.state import lifecycle
 from halter.state.session import InFlight, Session, fold, make_unknown_event_error, replay

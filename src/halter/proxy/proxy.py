@@ -54,7 +54,7 @@ from halter.external.session import SessionHost
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import RateLimited, halt
 from halter.guard.ledger import Ledger
-from halter.guard.model_door import FailedRequest, ModelRequest, RefusedRequest, RequestOutcome, RequestRecord
+from halter.guard.request import FailedRequest, ModelRequest, RefusedRequest, RequestOutcome, RequestRecord
 from halter.loop.session_runtime import cancel_and_wait
 from halter.models.price_tables import make_prices
 from halter.models.providers import Prices, find_endpoint, find_listed_window, list_model_names

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from halter.config.resolve import ResolvedAgent
     from halter.config.yaml_reader import Document
     from halter.core.agent_spec import BrainSpec
-    from halter.guard.tool_door import ApprovalRequired
+    from halter.guard.call_answer import ApprovalRequired
     from halter.journal.store import ReportProblem
     from halter.loop.loop import LoopObserver
     from halter.loop.session_runtime import WaitListener

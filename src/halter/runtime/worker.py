@@ -29,7 +29,7 @@ from halter.dispatch.dispatcher import (
     quarantine_session,
 )
 from halter.dispatch.heartbeat import HEARTBEAT_INTERVAL, StoreClock
-from halter.guard.model_door import MODEL_REQUEST_TIMEOUT
+from halter.guard.request import MODEL_REQUEST_TIMEOUT
 from halter.loop.loop import LoopObserver
 from halter.runtime.agent_context import AgentContext
 from halter.runtime.runtime import PRICES_ACTOR, Runtime, describe_price_update, sync_store_clock, update_prices

@@ -23,7 +23,7 @@ from halter.core.spec import Phase
 from halter.core.text import decode_body, join_names
 from halter.core.tools import ToolSpec
 from halter.core.vocabulary import END_STATES, State, TurnEnd
-from halter.guard.tool_door import restore_files
+from halter.guard.call_answer import restore_files
 from halter.loop import decide
 from halter.loop.decide import End, NextTurn, Park, SessionStep, Turn, WaitOut, decide_after_turn
 from halter.loop.loop import HotStateCapture, TurnLoop

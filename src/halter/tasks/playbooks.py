@@ -21,10 +21,10 @@ from halter.core.provenance import ArgumentUse, Declaration
 from halter.core.text import clean, decode_body, join_names, shorten
 from halter.core.tools import Failed
 from halter.core.vocabulary import State, TerminalReason
-from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
+from halter.guard.call_answer import Answer
 from halter.guard.prepare import Call
 from halter.guard.recovery import NOT_DONE_BEFORE_CRASH
-from halter.guard.tool_door import Answer
+from halter.guard.request import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
 from halter.loop.session_runtime import SessionRuntime
 from halter.tasks.task_tools import READS_ANYONE, Verb
 

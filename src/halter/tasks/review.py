@@ -19,7 +19,7 @@ from halter.core.messages import Model, Prompt
 from halter.core.money import format_compared_micros
 from halter.core.ports import WORD_PATTERN
 from halter.core.text import encode_body
-from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
+from halter.guard.request import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
 from halter.loop.decide import End
 from halter.loop.prompt import make_question_prompt, read_form_answer
 

@@ -11,7 +11,7 @@ from halter.core.events import CostCapReached
 from halter.core.messages import StreamChunk, ToolCall
 from halter.core.money import micros_to_usd
 from halter.core.vocabulary import Outcome, State
-from halter.guard.tool_door import Answer, ApprovalRequired
+from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.loop.loop import LoopObserver
 from halter.loop.session_runtime import WaitListener, cancel_and_wait
 

@@ -33,7 +33,7 @@ from halter.core.money import ZERO_USD, Usd, format_share, format_usd, micros_to
 from halter.core.public_json import encode_public_json
 from halter.core.text import join_names, shorten, to_one_line
 from halter.core.vocabulary import State
-from halter.guard.tool_door import ApprovalRequired
+from halter.guard.call_answer import ApprovalRequired
 from halter.loop.session_runtime import WaitListener
 from halter.present.sheet import Listing, Sheet
 from halter.runtime.agent import Agent, AgentOptions

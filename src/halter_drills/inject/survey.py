@@ -20,7 +20,7 @@ from halter.core.provenance import ArgumentUse, Declaration, guess_use, split_na
 from halter.core.spec import Phase, ProvenanceMode
 from halter.core.tools import EffectStatus, Invalid, Output, Permit, Tool, ToolSpec, Valid
 from halter.dispatch.heartbeat import renew_leases
-from halter.guard.tool_door import ApprovalRequired
+from halter.guard.call_answer import ApprovalRequired
 from halter.policy.evaluation import ResolvedPolicy
 from halter.runtime.agent_context import AgentContext, Models, make_guard
 from halter.runtime.assemble import AssembledAgent, assemble_agent
