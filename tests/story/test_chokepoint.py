@@ -85,7 +85,7 @@ class Desk:
         )
 
     async def calls(self, tool: Deed, call_request: CallRequest, attempt: int = 0) -> Any:
-        return await self.door.guarded_tool_call(
+        return await self.door.admit_and_run(
             self.lease, call_request, ToolExecution(tool, ARGUMENTS, {}, SCOPES, tool.spec.timeout), attempt
         )
 

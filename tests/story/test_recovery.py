@@ -138,6 +138,6 @@ async def test_a_successor_that_asks_for_the_same_call_does_not_act_on_its_prede
     for worker in ("first", "second"):
         (lease,) = await world.store.claim(WorkerId(worker), 1)
         assert lease.session == SessionId("s")
-        await door.guarded_tool_call(lease, call_request, ToolExecution(tool, ARGUMENTS, {}, (), tool.spec.timeout))
+        await door.admit_and_run(lease, call_request, ToolExecution(tool, ARGUMENTS, {}, (), tool.spec.timeout))
         await world.advance(MINUTE)
     assert tool.keys == ["s.1"]

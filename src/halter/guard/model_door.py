@@ -63,6 +63,17 @@ _NO_VALUES: Final = MappingProxyType[str, str]({})
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
+class _PreparedRequest(msgspec.Struct, frozen=True):
+    """A request before its decision: the judge's input, and the prompt as it is sent, with placeholders' values."""
+
+    request: ModelRequest
+    model: Model
+    scopes: tuple[str, ...]
+    attempt: ModelAttempt
+    prompt: Prompt
+    values: Mapping[str, str]
+
+
 class _RequestIntent(msgspec.Struct):
     """The intent of a request: makes the write that admits or refuses it.
 
@@ -173,44 +184,48 @@ class ModelDoor(Door[_RunningRequest, Reply, AnsweredRequest | FailedRequest]):
         waited: int = 0,
     ) -> RequestOutcome:
         """Admit or refuse a request, and ask the model if admitted. The journal has the outcome on return."""
-        running = await self._admit(lease, context, request, model, attempt, waited)
+        running = await self._admit(lease, await self._prepare(lease, context, request, model, attempt), waited)
         if not isinstance(running, _RunningRequest):
             return running
         if request.on_chunk is None:
             return await self.carry_out(running)
         return await self._stream_answer(running, request.on_chunk)
 
-    async def _admit(
-        self, lease: Lease, context: SessionContext, request: ModelRequest, model: Model, attempt: int, waited: int
-    ) -> _RunningRequest | RequestOutcome:
+    async def _prepare(
+        self, lease: Lease, context: SessionContext, request: ModelRequest, model: Model, attempt: int
+    ) -> _PreparedRequest:
+        now = self._clock.now()
+        terms = context.terms_of_model(model, self._prices, now)
+        prompt = choose_cache(self._masks.prompt(lease, request.prompt), terms)
+        anonymized_prompt = None if context.anonymize is None else hide_personal_data(context, prompt, terms)
+        body = _ENCODE(prompt if request.record is None else self._mask_record(request.record))
+        stored_body = (body, None) if len(body) <= BLOB_THRESHOLD else await offload_body(self._store, body)
+        model_attempt = _make_attempt(
+            context, terms, request, prompt, anonymized_prompt, f"{request.id}/{attempt}", now, stored_body
+        )
+        values = _NO_VALUES
+        if anonymized_prompt is not None:
+            prompt, values = anonymized_prompt.prompt, anonymized_prompt.values
+        return _PreparedRequest(request, model, context.scopes, model_attempt, prompt, values)
+
+    def _mask_record(self, record: RequestRecord) -> RequestRecord:
+        """Mask a record before it is encoded: JSON would escape characters of a secret."""
+        text = mask_text(record.volatile, self._redact) if record.volatile else record.volatile
+        return record if text is record.volatile else RequestRecord(text, record.nonce)
+
+    async def _admit(self, lease: Lease, prepared: _PreparedRequest, waited: int) -> _RunningRequest | RequestOutcome:
         """Decide in one short transaction, and again while other holds use the budget.
 
         After a wait for the rate limit, the decision has a key of its own, so that a crash does not repeat the wait.
         This is a separate function, so that the data of the decision is freed while the model answers.
         """
-        now = self._clock.now()
-        terms = context.terms_of_model(model, self._prices, now)
-        prompt = choose_cache(self._masks.prompt(lease, request.prompt), terms)
-        anonymized_prompt = None if context.anonymize is None else hide_personal_data(context, prompt, terms)
-        # Masked before it is encoded: JSON would escape characters of a secret.
-        request_record = request.record
-        if (
-            request_record is not None
-            and request_record.volatile
-            and (text := mask_text(request_record.volatile, self._redact)) is not request_record.volatile
-        ):
-            request_record = RequestRecord(text, request_record.nonce)
-        body = _ENCODE(prompt if request_record is None else request_record)
-        stored_body = (body, None) if len(body) <= BLOB_THRESHOLD else await offload_body(self._store, body)
-        model_attempt = _make_attempt(
-            context, terms, request, prompt, anonymized_prompt, f"{request.id}/{attempt}", now, stored_body
-        )
-        max_wait = 0 if model_attempt.optional else self._max_wait
+        attempt = prepared.attempt
+        now, max_wait = attempt.now, 0 if attempt.optional else self._max_wait
         while True:
-            intent = _RequestIntent(lease, model_attempt, waited)
+            intent = _RequestIntent(lease, attempt, waited)
             committed = await self._ledger.commit_intent(intent, max_wait, now)
             if committed is None:
-                return BudgetBusy(model_attempt.request)
+                return BudgetBusy(attempt.request)
             stored = committed.events[0]
             event = stored.event
             if isinstance(event, RequestStarted):
@@ -220,37 +235,37 @@ class ModelDoor(Door[_RunningRequest, Reply, AnsweredRequest | FailedRequest]):
                 return answer
             retry_at = answer.until or 0
             if not committed.is_repeated or retry_at > self._clock.now():
-                return RateLimited(model_attempt.request, retry_at, waited)
+                return RateLimited(attempt.request, retry_at, waited)
             waited, now = waited + 1, 0
         # A cost without a hold is charged to the accounts that would have held it.
-        accounts = (
-            () if event.legs else list_accounts(model_attempt.caps, model_attempt.spender, intent.attempt_record.now)
-        )
+        accounts = () if event.legs else list_accounts(attempt.caps, attempt.spender, intent.attempt_record.now)
         flight = track_request(event, stored, accounts)
         if committed.is_repeated:
             earlier_outcome = await self.find_earlier_answer(lease, flight, committed)
             if earlier_outcome is not None:
                 return earlier_outcome
-        values, sent_prompt = (
-            (_NO_VALUES, prompt) if anonymized_prompt is None else (anonymized_prompt.values, anonymized_prompt.prompt)
-        )
-        if sent_prompt.max_output_tokens != event.max_output_tokens:
-            sent_prompt = msgspec.structs.replace(sent_prompt, max_output_tokens=event.max_output_tokens)
-        began, timeout = self._clock.now(), request.timeout
+        return self._permit_request(lease, flight, prepared, event.max_output_tokens)
+
+    def _permit_request(
+        self, lease: Lease, flight: InFlight, prepared: _PreparedRequest, max_output_tokens: int
+    ) -> _RunningRequest:
+        prompt, request, now = prepared.prompt, prepared.request, self._clock.now()
+        if prompt.max_output_tokens != max_output_tokens:
+            prompt = msgspec.structs.replace(prompt, max_output_tokens=max_output_tokens)
         return _RunningRequest(
             lease,
             flight,
             read_monotonic(self._clock),
-            context.scopes,
-            timeout,
+            prepared.scopes,
+            request.timeout,
             request.can_defer,
             request=request,
-            model=model,
-            sent=sent_prompt,
-            rates=model_attempt.rates,
-            began=began,
-            permit=Permit(flight.id, began + timeout, _NO_SECRETS),
-            values=values,
+            model=prepared.model,
+            sent=prompt,
+            rates=prepared.attempt.rates,
+            began=now,
+            permit=Permit(flight.id, now + request.timeout, _NO_SECRETS),
+            values=prepared.values,
         )
 
     async def _stream_answer(self, running: _RunningRequest, listen: ChunkListener) -> AnsweredRequest | FailedRequest:

@@ -141,14 +141,14 @@ class ToolDoor(Door[_RunningCall, tuple[Output, Sequence[Text]], Answer]):
             prediction, now = await self._simulator.simulate(lease, context, prepared, call.describe_situation()), 0
             request = add_prediction(request, prediction)
         execution = self.preparer.make_execution(context, prepared.tool, prepared.arguments, call)
-        answer = await self.guarded_tool_call(
+        answer = await self.admit_and_run(
             lease, request, execution, attempt, call.provenance_check, now, call.must_return
         )
         if not isinstance(prediction, Simulated) or prediction.is_cached or isinstance(answer, BudgetBusy):
             return answer
         return msgspec.structs.replace(answer, simulation=prediction.text)
 
-    async def guarded_tool_call(
+    async def admit_and_run(
         self,
         lease: Lease,
         request: CallRequest,
