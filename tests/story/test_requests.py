@@ -157,11 +157,11 @@ async def test_a_request_made_twice_gets_its_answer_twice_and_the_model_is_calle
     assert (await desk.ask(model, attempt=1)).reply.text == "Two."
 
 
-@pytest.mark.parametrize("can_defer", [False, True])
-async def test_a_request_that_is_made_again_while_it_runs_waits_for_its_answer(world: World, can_defer: bool) -> None:
+@pytest.mark.parametrize("options", [{}, {"can_defer": True}])
+async def test_a_request_made_again_while_it_runs_waits_for_its_answer(world: World, options: dict[str, bool]) -> None:
     slow_line = ScriptLine(reply=Reply((Text("One.", "model", False),)), takes=SECOND)
     desk, model = await start_desk(world), make_model(slow_line, slow_line, world=world)
-    tasks = [asyncio.create_task(desk.ask(model, can_defer=can_defer)) for _ in range(2)]
+    tasks = [asyncio.create_task(desk.ask(model, **options)) for _ in range(2)]
     await world.advance(2 * SECOND)
     first, second = sorted(await asyncio.gather(*tasks), key=lambda answer: answer.repeated)
     assert second == msgspec.structs.replace(first, repeated=True)

@@ -31,15 +31,16 @@ STARTED_BY_EARLIER_OWNER: Final = "An earlier owner of this session started it; 
 class RunningEffect(msgspec.Struct):
     """An effect that runs now: its intent, its start, and the scopes and the deadline that stop it.
 
-    With `can_defer` the settlement may be deferred to the session's next commit.
+    A call starts at a reading of the clock for durations, a request at a time, which decides its price. With
+    `can_defer` the settlement may be deferred to the session's next commit.
     """
 
     lease: Lease
     flight: InFlight
     started_at: int
-    scopes: tuple[str, ...] = ()
-    timeout: int = 0
-    can_defer: bool = False
+    scopes: tuple[str, ...]
+    timeout: int
+    can_defer: bool
 
 
 E = TypeVar("E", bound=RunningEffect)
@@ -119,9 +120,10 @@ class Door(ABC, Generic[E, V, A]):
     async def record_outcome(self, effect: RunningEffect, result: ActualResult) -> tuple[ActualResult, Settlement]:
         """Settle the true cost, now or with the session's next commit; return the outcome as it was recorded."""
         lease, flight = effect.lease, effect.flight
-        duration_ms = (read_monotonic(self._clock) - effect.started_at) // MILLISECOND
-        if duration_ms or flight.audited:
-            result = msgspec.structs.replace(result, duration_ms=duration_ms, audited=flight.audited)
+        if flight.is_call:
+            duration_ms = (read_monotonic(self._clock) - effect.started_at) // MILLISECOND
+            if duration_ms or flight.audited:
+                result = msgspec.structs.replace(result, duration_ms=duration_ms, audited=flight.audited)
         settlement = self._ledger.defer_settlement(lease, flight, result) if effect.can_defer else None
         if settlement is None:
             settlement = await self._ledger.settle(lease, flight, result)

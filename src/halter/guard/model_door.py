@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from halter.core.clock import Clock, read_monotonic
+from halter.core.clock import Clock
 from halter.core.errors import ModelError, ModelUnavailable, ModelUnusable
 from halter.core.events import RequestSettled, RequestStarted
 from halter.core.ids import Digest
@@ -61,17 +61,7 @@ from halter.state.session import InFlight, track_request
 _NO_SECRETS: Final = MappingProxyType[str, str]({})
 _NO_VALUES: Final = MappingProxyType[str, str]({})
 _ENCODE: Final = msgspec.json.Encoder().encode
-
-
-class _PreparedRequest(msgspec.Struct, frozen=True):
-    """A request before its decision: the judge's input, and the prompt as it is sent, with placeholders' values."""
-
-    request: ModelRequest
-    model: Model
-    scopes: tuple[str, ...]
-    attempt: ModelAttempt
-    prompt: Prompt
-    values: Mapping[str, str]
+_PreparedRequest = tuple[ModelAttempt, Prompt, Mapping[str, str]]
 
 
 class _RequestIntent(msgspec.Struct):
@@ -93,7 +83,7 @@ class _RequestIntent(msgspec.Struct):
         return Write(self.lease.stream, key, decide, reads, self.lease, (), deferred)
 
 
-class _RunningRequest(RunningEffect, kw_only=True):
+class _RunningRequest(RunningEffect):
     """A request that runs now: its model and price, its permit, and the values of its placeholders.
 
     `stream` passes the answer's text to a listener. `reply` is the answer, once it is complete and masked.
@@ -103,7 +93,6 @@ class _RunningRequest(RunningEffect, kw_only=True):
     model: Model
     sent: Prompt
     rates: ModelPrices | Unpriced
-    began: int
     permit: Permit
     values: Mapping[str, str]
     stream: AnswerStream | None = None
@@ -184,7 +173,10 @@ class ModelDoor(Door[_RunningRequest, Reply, AnsweredRequest | FailedRequest]):
         waited: int = 0,
     ) -> RequestOutcome:
         """Admit or refuse a request, and ask the model if admitted. The journal has the outcome on return."""
-        running = await self._admit(lease, await self._prepare(lease, context, request, model, attempt), waited)
+        # The data of the decision is not kept in a variable: thousands of requests may wait below.
+        running = await self._admit(
+            lease, context, request, model, await self._prepare(lease, context, request, model, attempt), waited
+        )
         if not isinstance(running, _RunningRequest):
             return running
         if request.on_chunk is None:
@@ -194,6 +186,7 @@ class ModelDoor(Door[_RunningRequest, Reply, AnsweredRequest | FailedRequest]):
     async def _prepare(
         self, lease: Lease, context: SessionContext, request: ModelRequest, model: Model, attempt: int
     ) -> _PreparedRequest:
+        """Make the judge's input, and the prompt as it is sent, with the values of its placeholders."""
         now = self._clock.now()
         terms = context.terms_of_model(model, self._prices, now)
         prompt = choose_cache(self._masks.prompt(lease, request.prompt), terms)
@@ -206,20 +199,28 @@ class ModelDoor(Door[_RunningRequest, Reply, AnsweredRequest | FailedRequest]):
         values = _NO_VALUES
         if anonymized_prompt is not None:
             prompt, values = anonymized_prompt.prompt, anonymized_prompt.values
-        return _PreparedRequest(request, model, context.scopes, model_attempt, prompt, values)
+        return model_attempt, prompt, values
 
     def _mask_record(self, record: RequestRecord) -> RequestRecord:
         """Mask a record before it is encoded: JSON would escape characters of a secret."""
         text = mask_text(record.volatile, self._redact) if record.volatile else record.volatile
         return record if text is record.volatile else RequestRecord(text, record.nonce)
 
-    async def _admit(self, lease: Lease, prepared: _PreparedRequest, waited: int) -> _RunningRequest | RequestOutcome:
+    async def _admit(
+        self,
+        lease: Lease,
+        context: SessionContext,
+        request: ModelRequest,
+        model: Model,
+        prepared: _PreparedRequest,
+        waited: int,
+    ) -> _RunningRequest | RequestOutcome:
         """Decide in one short transaction, and again while other holds use the budget.
 
         After a wait for the rate limit, the decision has a key of its own, so that a crash does not repeat the wait.
         This is a separate function, so that the data of the decision is freed while the model answers.
         """
-        attempt = prepared.attempt
+        attempt, prompt, values = prepared
         now, max_wait = attempt.now, 0 if attempt.optional else self._max_wait
         while True:
             intent = _RequestIntent(lease, attempt, waited)
@@ -244,28 +245,23 @@ class ModelDoor(Door[_RunningRequest, Reply, AnsweredRequest | FailedRequest]):
             earlier_outcome = await self.find_earlier_answer(lease, flight, committed)
             if earlier_outcome is not None:
                 return earlier_outcome
-        return self._permit_request(lease, flight, prepared, event.max_output_tokens)
-
-    def _permit_request(
-        self, lease: Lease, flight: InFlight, prepared: _PreparedRequest, max_output_tokens: int
-    ) -> _RunningRequest:
-        prompt, request, now = prepared.prompt, prepared.request, self._clock.now()
-        if prompt.max_output_tokens != max_output_tokens:
-            prompt = msgspec.structs.replace(prompt, max_output_tokens=max_output_tokens)
+        if prompt.max_output_tokens != event.max_output_tokens:
+            prompt = msgspec.structs.replace(prompt, max_output_tokens=event.max_output_tokens)
+        began, timeout, can_defer = self._clock.now(), request.timeout, request.can_defer
+        permit = Permit(flight.id, began + timeout, _NO_SECRETS)
         return _RunningRequest(
             lease,
             flight,
-            read_monotonic(self._clock),
-            prepared.scopes,
-            request.timeout,
-            request.can_defer,
-            request=request,
-            model=prepared.model,
-            sent=prompt,
-            rates=prepared.attempt.rates,
-            began=now,
-            permit=Permit(flight.id, now + request.timeout, _NO_SECRETS),
-            values=prepared.values,
+            began,
+            context.scopes,
+            timeout,
+            can_defer,
+            request,
+            model,
+            prompt,
+            attempt.rates,
+            permit,
+            values,
         )
 
     async def _stream_answer(self, running: _RunningRequest, listen: ChunkListener) -> AnsweredRequest | FailedRequest:
@@ -362,7 +358,7 @@ class ModelDoor(Door[_RunningRequest, Reply, AnsweredRequest | FailedRequest]):
         if isinstance(effect.rates, Unpriced):
             return None
         model = effect.model
-        return compute_cost(usage, effect.rates, self._prices, model.name, model.base_url, effect.began)
+        return compute_cost(usage, effect.rates, self._prices, model.name, model.base_url, effect.started_at)
 
     def make_answer(
         self, effect: _RunningRequest, result: ActualResult, settlement: Settlement

@@ -71,7 +71,7 @@ class _CallIntent(msgspec.Struct, gc=False):
         return Write(self.lease.stream, key, decide, list_call_rows(request), self.lease, (), deferred)
 
 
-class _RunningCall(RunningEffect, kw_only=True):
+class _RunningCall(RunningEffect):
     """A call that runs now, with its permit."""
 
     execution: ToolExecution
@@ -194,17 +194,9 @@ class ToolDoor(Door[_RunningCall, tuple[Output, Sequence[Text]], Answer]):
         return msgspec.structs.replace(request, blob=blob)
 
     def _permit_call(self, lease: Lease, flight: InFlight, execution: ToolExecution) -> _RunningCall:
-        timeout = execution.timeout
-        return _RunningCall(
-            lease,
-            flight,
-            read_monotonic(self._clock),
-            execution.scopes,
-            timeout,
-            execution.can_defer,
-            execution=execution,
-            permit=Permit(flight.id, self._clock.now() + timeout, execution.secrets, execution.is_near_budget),
-        )
+        scopes, timeout, can_defer = execution.scopes, execution.timeout, execution.can_defer
+        permit = Permit(flight.id, self._clock.now() + timeout, execution.secrets, execution.is_near_budget)
+        return _RunningCall(lease, flight, read_monotonic(self._clock), scopes, timeout, can_defer, execution, permit)
 
     async def start(self, effect: _RunningCall) -> tuple[Output, Sequence[Text]]:
         """Run the tool, with secrets masked in what it prints, and read the files that it gives."""
@@ -306,7 +298,7 @@ class ToolDoor(Door[_RunningCall, tuple[Output, Sequence[Text]], Answer]):
         result = self._make_failure(outcome, text)
         if outcome == "ok":
             result = ActualResult("ok", body=encode_body(self._redact(text)))
-        effect = RunningEffect(lease, flight, flight.since)
+        effect = RunningEffect(lease, flight, flight.since, (), 0, can_defer=False)
         return self.make_answer(effect, *await self.record_outcome(effect, result))
 
     async def ask(
@@ -393,7 +385,7 @@ class ToolDoor(Door[_RunningCall, tuple[Output, Sequence[Text]], Answer]):
             # A read has changed nothing; a write may have taken effect before the crash.
             outcome: Outcome = "external_halt" if flight.effect == "read" else "unknown"
             result = self._make_failure(outcome, f"{halt.scope} was halted.")
-            effect = RunningEffect(lease, flight, read_monotonic(self._clock))
+            effect = RunningEffect(lease, flight, read_monotonic(self._clock), (), 0, can_defer=False)
             return self.make_answer(effect, *await self.record_outcome(effect, result))
         return await self.carry_out(self._permit_call(lease, flight, execution))
 
