@@ -80,9 +80,10 @@ class Door(ABC, Generic[E, V, A]):
 
     async def carry_out(self, effect: E) -> A:
         """Run an admitted effect, and settle its cost even if it is halted, late or cancelled."""
-        self._running[effect.flight.id] = None
+        running, flight = self._running, effect.flight
+        running[flight.id] = None
         try:
-            watched = self._halts.watch(effect.scopes, effect.timeout, effect.flight.name)
+            watched = self._halts.watch(effect.scopes, effect.timeout, flight.name)
             try:
                 try:
                     value = watched.leftover = await self.start(effect)
@@ -97,9 +98,10 @@ class Door(ABC, Generic[E, V, A]):
                 result = self.read_failure(effect, error)
             else:
                 result = self.read_value(effect, value)
-            return self.make_answer(effect, *await self.record_outcome(effect, result))
+            result, settlement = await self.record_outcome(effect, result)
+            return self.make_answer(effect, result, settlement)
         finally:
-            done_event = self._running.pop(effect.flight.id)
+            done_event = running.pop(flight.id)
             if done_event is not None:
                 done_event.set()
 
@@ -119,14 +121,14 @@ class Door(ABC, Generic[E, V, A]):
 
     async def record_outcome(self, effect: RunningEffect, result: ActualResult) -> tuple[ActualResult, Settlement]:
         """Settle the true cost, now or with the session's next commit; return the outcome as it was recorded."""
-        lease, flight = effect.lease, effect.flight
+        lease, flight, ledger = effect.lease, effect.flight, self._ledger
         if flight.is_call:
             duration_ms = (read_monotonic(self._clock) - effect.started_at) // MILLISECOND
             if duration_ms or flight.audited:
                 result = msgspec.structs.replace(result, duration_ms=duration_ms, audited=flight.audited)
-        settlement = self._ledger.defer_settlement(lease, flight, result) if effect.can_defer else None
+        settlement = ledger.defer_settlement(lease, flight, result) if effect.can_defer else None
         if settlement is None:
-            settlement = await self._ledger.settle(lease, flight, result)
+            settlement = await ledger.settle(lease, flight, result)
         return result, settlement
 
     @abstractmethod

@@ -191,7 +191,10 @@ class ModelDoor(Door[_RunningRequest, Reply, AnsweredRequest | FailedRequest]):
         terms = context.terms_of_model(model, self._prices, now)
         prompt = choose_cache(self._masks.prompt(lease, request.prompt), terms)
         anonymized_prompt = None if context.anonymize is None else hide_personal_data(context, prompt, terms)
-        body = _ENCODE(prompt if request.record is None else self._mask_record(request.record))
+        record = request.record
+        if record is not None and record.volatile:
+            record = self._mask_record(record)
+        body = _ENCODE(prompt if record is None else record)
         stored_body = (body, None) if len(body) <= BLOB_THRESHOLD else await offload_body(self._store, body)
         model_attempt = _make_attempt(
             context, terms, request, prompt, anonymized_prompt, f"{request.id}/{attempt}", now, stored_body
@@ -203,7 +206,7 @@ class ModelDoor(Door[_RunningRequest, Reply, AnsweredRequest | FailedRequest]):
 
     def _mask_record(self, record: RequestRecord) -> RequestRecord:
         """Mask a record before it is encoded: JSON would escape characters of a secret."""
-        text = mask_text(record.volatile, self._redact) if record.volatile else record.volatile
+        text = mask_text(record.volatile, self._redact)
         return record if text is record.volatile else RequestRecord(text, record.nonce)
 
     async def _admit(

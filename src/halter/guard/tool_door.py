@@ -203,7 +203,8 @@ class ToolDoor(Door[_RunningCall, tuple[Output, Sequence[Text]], Answer]):
         execution = effect.execution
         with MaskedPrints(self._print_mask):
             output = await execution.tool.run(execution.arguments, effect.permit)
-            return output, await self._read_files(output.files) if output.files and self._read_files else ()
+            parts = await self._read_files(output.files) if output.files and self._read_files else ()
+        return output, parts
 
     def read_value(self, effect: _RunningCall, value: tuple[Output, Sequence[Text]]) -> ActualResult:
         output, parts = value

@@ -29,10 +29,10 @@ from halter.core.spec import Phase
 from halter.core.tools import HealthReport, Reading, SensorFailed, Tool, ToolSpec, substitute_secrets
 from halter.core.vocabulary import ActionLimit, SessionKind
 from halter.dispatch.heartbeat import end_open_children
-from halter.guard.model_door import AnsweredRequest, ModelRequest
+from halter.guard.call_answer import Answer
 from halter.guard.prepare import Call, SessionContext
 from halter.guard.provenance_check import ProvenanceCheck, choose_provenance_mode
-from halter.guard.tool_door import Answer
+from halter.guard.request import AnsweredRequest, ModelRequest
 from halter.loop.decide import TurnLimits
 from halter.loop.loop import NO_LIVE_CONTEXT, NO_OBSERVER, LoopObserver, TurnLoop
 from halter.loop.prompt import LoopSettings, ScoreAnswer, make_question_prompt, read_form_answer

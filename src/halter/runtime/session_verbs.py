@@ -17,9 +17,9 @@ from halter.core.ports import Query, Store, load_body
 from halter.core.rows import SessionRow
 from halter.core.tools import DEFAULT_TOOL_TIMEOUT
 from halter.core.usage import Unpriced
-from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
+from halter.guard.call_answer import Answer
 from halter.guard.prepare import Call, SessionContext
-from halter.guard.tool_door import Answer
+from halter.guard.request import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
 from halter.loop.decide import End, FailedAttempt, compute_backoff, compute_outage_backoff
 from halter.loop.session_runtime import SessionRuntime
 from halter.models.price_tables import make_prices
