@@ -5,8 +5,9 @@
     3. ask       no transaction          the model, with a permit and a deadline; a halt cancels it
     4. settle    one transaction         the reply and its true cost
 
-A request beyond the rate limit of its model waits for the next minute. The door does not retry: each attempt has its
-own id and hold, and its outcome says whether a retry may succeed.
+The body of an effect (`Door.carry_out`) asks and settles. A request beyond the rate limit of its model waits for the
+next minute. The door does not retry: each attempt has its own id and hold, and its outcome says whether a retry may
+succeed.
 """
 
 from collections.abc import Callable, Coroutine, Generator, Mapping

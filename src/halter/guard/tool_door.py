@@ -5,9 +5,10 @@
     3. run       no transaction          the tool, with a permit and a deadline; a halt cancels it
     4. settle    one transaction         the outcome and its true cost
 
-A tool needs a permit, and only this module makes permits. After a crash, `Recovery` settles every call in doubt: no
-effect happens twice, and none is forgotten. A simulation informs the model and the person who decides. It is not a
-security control: the call passes the same checks with or without it.
+`call` prepares, `admit_and_run` admits, and the body of an effect (`Door.carry_out`) runs and settles. A tool needs
+a permit, and only this module makes permits. After a crash, `Recovery` settles every call in doubt: no effect happens
+twice, and none is forgotten. A simulation informs the model and the person who decides. It is not a security control:
+the call passes the same checks with or without it.
 """
 
 import asyncio
