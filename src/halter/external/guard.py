@@ -35,18 +35,18 @@ from halter.core.agent_spec import BrainSpec
 from halter.core.clock import HOUR, SECOND
 from halter.core.errors import ConfigError, HalterError, LeaseLost
 from halter.core.events import CallStarted, SessionStarted
-from halter.core.ids import SessionId, session_stream
+from halter.core.ids import session_stream
 from halter.core.messages import Message, Model, Prompt, Text
 from halter.core.money import Usd, micros_to_usd
-from halter.core.ports import Lease, Query, offload_body, read_body, read_stream
+from halter.core.ports import Query, read_body, read_stream
 from halter.core.renamed import RenamedAttribute
 from halter.core.rows import SessionRow, explain_newer_format
-from halter.core.text import decode_body, encode_body, reject_unknown_options, write_out_options
+from halter.core.text import decode_body, reject_unknown_options, write_out_options
 from halter.core.tools import Tool, ToolSpec
 from halter.core.vocabulary import Outcome, State, TerminalReason
-from halter.dispatch.heartbeat import acquire_lease
 from halter.external.effects import Act, Ask, DecisionPending, EffectRefused, ExternalModel, ExternalTool
 from halter.external.loop_thread import Blocking, LoopThread
+from halter.external.session import SessionHost
 from halter.guard.approvals import PendingDecision, list_pending_decisions
 from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.guard.external_provenance import ExternalProvenanceCheck, make_external_check
@@ -64,7 +64,7 @@ from halter.runtime.agent import (
     reject_unread_keys,
     resolve_secrets,
 )
-from halter.runtime.agent_context import AgentContext, Models, store_policy
+from halter.runtime.agent_context import AgentContext, Models
 from halter.runtime.assemble import AssembledAgent, index_tools, list_protected_paths, protect_tools
 from halter.runtime.budgets import Budget, read_current_budgets, render_budgets
 from halter.runtime.runtime import Runtime
@@ -248,14 +248,13 @@ class Guard(AgentProgram):
             agent=self._agent,
             kind="task",
             started_by=self._settings.person,
-            definition=await store_policy(
-                agent_context.store, agent_context.agent.policy, agent_context.guard().redact
-            ),
         )
-        body = encode_body(agent_context.guard().redact(task))
-        await agent_context.app.adopt_policy()
-        await agent_context.store.commit(lifecycle.start_session(event, *await offload_body(agent_context.store, body)))
-        lease = await self._lease(agent_context, SessionId(event.session))
+        host = SessionHost(agent_context.app, agent_context.worker)
+        await host.record_start(event, agent_context.agent.policy, task, agent_context.guard().redact)
+        row = await host.read_row(event.session)
+        # If it is owned and open, wait until the lease of a dead owner would expire.
+        is_over = row.ended_at is not None or explain_newer_format(row)
+        lease = await host.acquire_lease(event.session, 0 if is_over else agent_context.hold_timeout)
         if lease is None:
             raise await _make_claim_error(agent_context, event.session)
         context, tools = agent_context.agent.make_context(event.session), dict(agent_context.agent.tools)
@@ -273,12 +272,6 @@ class Guard(AgentProgram):
                 brake.recall(stored, body)
             brake.add_task(agent_context.guard().redact(task))
         return GuardedSession(agent_context, runtime, len(events), tools, brake)
-
-    async def _lease(self, context: AgentContext, session: SessionId) -> Lease | None:
-        """Claim a session. If it is owned and open, wait until the lease of a dead owner would expire."""
-        (row,) = await context.store.ask(Query("session", SessionRow, {"session": session}))
-        max_wait = 0 if row.ended_at is not None or explain_newer_format(row) else context.hold_timeout
-        return await acquire_lease(context.store, context.app.clock, context.worker, session, max_wait)
 
     async def _assemble(self, app: Runtime, stack: AsyncExitStack) -> tuple[AssembledAgent, Models]:
         reject_unread_keys(self._options, "the guard's policy")
