@@ -1,7 +1,10 @@
 """Caps and bounds in sentences: rounding makes none of them false."""
 
 from halter.autonomy.triggers import check_cap_exhausted
-from halter.core.clock import SECOND
+from halter.config.agent_files import parse_agent
+from halter.config.merge import FleetConfig
+from halter.config.resolve import resolve_policy
+from halter.config.yaml_reader import load_bytes
 from halter.core.events import CostCapReached
 from halter.guard.approvals import make_cap_question
 from halter.runtime.forecast import format_bound
@@ -23,5 +26,6 @@ def test_an_amount_that_does_not_fit_a_cap_does_not_look_as_if_it_fitted() -> No
     reached = CostCapReached(
         refused="r", name="m", scope="fleet", window="", unit="usd", cap=1_000_000, spent=674_000, amount=334_000
     )
-    question = make_cap_question("r", "m", reached, SECOND)
+    policy = resolve_policy(FleetConfig(), parse_agent(load_bytes(b"name: desk", "agent.yaml")))
+    question = make_cap_question("r", "m", reached, policy)
     assert "m may cost $0.334; $0.674 of $1.00 is spent in fleet." in question.display_text
