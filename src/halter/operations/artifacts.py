@@ -14,7 +14,7 @@ from halter.core.effect_events import ProposalKind, ProposalVerdict, describe_ve
 from halter.core.errors import ConfigError
 from halter.core.events import ProposalDecided
 from halter.core.ids import FLEET, Digest, can_decide
-from halter.core.ports import Draft, Query, Rows, Store, Write
+from halter.core.ports import Draft, Query, Rows, Store, Write, load_body
 from halter.core.project import rows_of_event
 from halter.core.text import LAST_CHARACTER, decode_body
 from halter.guard import approvals
@@ -118,23 +118,14 @@ async def find_findings_by_prefix(store: Store, prefix: str, limit: int) -> Sequ
 
 async def _finding(store: Store, row: _Finding) -> Artifact:
     if row.blob is not None:
-        row = msgspec.structs.replace(row, body=await _bytes(store, row.body, row.blob), blob=None)
+        row = msgspec.structs.replace(row, body=await load_body(store, row.body, row.blob), blob=None)
     facts = {"severity": row.severity, "support": row.support, "review": row.review}
     return _artifact(row, id=row.finding, about="finding", at=row.emitted_at, text=row.text(), **facts)
 
 
 async def _read_words(store: Store, row: _Memory | _Precedent) -> str:
-    body = await _bytes(store, row.body, row.blob)
+    body = await load_body(store, row.body, row.blob)
     return "(erased)" if body is None else decode_body(body)
-
-
-async def _bytes(store: Store, body: bytes | None, blob: Digest | None) -> bytes | None:
-    if blob is None:
-        return body
-    try:
-        return await store.get(blob)
-    except KeyError:
-        return None
 
 
 async def settle_artifact(
