@@ -10,6 +10,7 @@ from mcp_types import ElicitResult
 
 from halter.core.clock import MINUTE, SECOND
 from halter.guard.approvals import approve_edited
+from halter.guard.halts import halt
 from halter.testing.fakes import ManualClock
 from tests.gateway.desks import ERAS, START, GatewayDesk, liar, modern, open_at, open_desk, pass_time, text_of
 
@@ -70,6 +71,15 @@ async def test_after_its_wait_a_call_is_pending_and_the_same_call_runs_once_appr
         assert (await desk.wait_for_decision()).decision != pending_decision.decision
         task.cancel()
         assert desk.noted() == ["act x"]
+
+
+async def test_a_halt_ends_the_wait_for_a_decision(tmp_path: Path) -> None:
+    async with open_desk(tmp_path, fleet=SEMI) as desk, desk.client() as client:
+        call = asyncio.create_task(client.call_tool(*ACT))
+        await desk.wait_for_decision()
+        await desk.app.store.commit(halt("fleet", "ada", "h1", "stop it"))
+        assert "halted" in text_of(await call)
+        assert desk.noted() == []
 
 
 async def test_other_arguments_than_the_approved_ones_are_another_question(tmp_path: Path) -> None:

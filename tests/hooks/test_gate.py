@@ -138,6 +138,29 @@ async def test_the_hook_waits_a_while_for_the_decision(world: World, tmp_path: P
         assert verdict(await asking) == "allow"
 
 
+async def test_a_halt_ends_the_wait_for_a_decision(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path, wait_seconds=60) as desk:
+        asking = asyncio.ensure_future(desk.ask(bash(FORCE)))
+        await world.advance(10 * SECOND)
+        await desk.app.store.commit(halt("fleet", PERSON, "h1", "stop it"))
+        await world.advance(3 * SECOND)
+        assert asking.done()
+        assert json.loads((await asking).out)["continue"] is False
+
+
+async def test_identical_calls_that_wait_at_the_same_time_have_a_question_each(world: World, tmp_path: Path) -> None:
+    """One of them, sent again under its own id, has the question that it had."""
+    async with open_desk(world, tmp_path, wait_seconds=60) as desk:
+        calls = [asyncio.ensure_future(desk.ask(bash(FORCE, "t1")))]
+        for call in ("t2", "t2"):
+            await world.advance(5 * SECOND)
+            calls.append(asyncio.ensure_future(desk.ask(bash(FORCE, call))))
+        await world.advance(5 * SECOND)
+        assert len(await desk.waiting()) == 2
+        await world.advance(60 * SECOND)
+        assert [verdict(reply) for reply in await asyncio.gather(*calls)] == ["deny", "deny", "deny"]
+
+
 async def test_of_two_calls_that_wait_neither_is_deferred(world: World, tmp_path: Path) -> None:
     """Claude Code loses the first of two deferred calls, so both are denied with the decision's name."""
     async with open_desk(world, tmp_path, wait_seconds=60) as desk:

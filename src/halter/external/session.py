@@ -17,7 +17,7 @@ import msgspec
 
 from halter.core.clock import SECOND, read_monotonic
 from halter.core.events import CallRefused, CallStarted, DecisionAsked, SessionParked, SessionStarted
-from halter.core.ids import SessionId, WorkerId, inbox_stream, session_stream
+from halter.core.ids import FLEET, SessionId, WorkerId, inbox_stream, session_stream
 from halter.core.ports import ALL_STREAMS, Lease, Query, Store, Stored, offload_body, read_stream
 from halter.core.rows import DecisionRow, SessionRow, WorkerRow
 from halter.core.text import encode_body
@@ -182,11 +182,12 @@ class ExternalSession:
         That is so at the deadline, unless the program `can_outwait` it. A program that may give up on a silent call is
         told every ten seconds that it still waits.
         """
-        inbox = inbox_stream(self.lease.session)
+        # Decisions are in the inbox, halts in the fleet's stream.
+        streams = (inbox_stream(self.lease.session), FLEET, ALL_STREAMS)
         next_report_at = read_monotonic(self._clock) + WAIT_REPORT_INTERVAL
         self.awaited[decision] = call
         try:
-            async with watch_changes(self._store, lambda change: change.stream in (inbox, ALL_STREAMS)) as change_event:
+            async with watch_changes(self._store, lambda change: change.stream in streams) as change_event:
                 while True:
                     row, now = await self.guard.decision(decision), read_monotonic(self._clock)
                     if row is None or not self._is_pending(row):
