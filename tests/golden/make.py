@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 
 from halter.core.clock import DAY, SECOND
-from halter.core.effect_events import UnheldCost
 from halter.core.events import (
     SESSION_FORMAT,
     AnyEvent,
@@ -68,8 +67,9 @@ from halter.core.events import (
     TurnSkipped,
     TurnStarted,
     WakePosted,
-    YieldRequest,
 )
+from halter.core.events.effects import UnheldCost
+from halter.core.events.sessions import YieldRequest
 from halter.core.ids import FLEET, OUTBOX, SessionId, StreamId, WorkerId, inbox_stream, session_stream, trigger_stream
 from halter.core.messages import Reply, Text, ToolCall, make_user_message
 from halter.core.money import Caps, Charge, Leg, Spender, list_accounts

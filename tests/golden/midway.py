@@ -17,8 +17,8 @@ from halter.core.events import (
     SessionStarted,
     TurnEnded,
     TurnStarted,
-    YieldRequest,
 )
+from halter.core.events.sessions import YieldRequest
 from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.messages import Reply, ToolCall, make_user_message
 from halter.core.money import DOLLAR, Cap, Caps, Spender, make_legs

@@ -5,8 +5,8 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from halter.core.effect_events import CallRefused, RequestSettled, RequestStarted
 from halter.core.errors import StoreUnavailable
+from halter.core.events.effects import CallRefused, RequestSettled, RequestStarted
 from halter.core.ids import WorkerId, session_stream
 from halter.core.money import Charge
 from halter.core.ports import Draft, Write

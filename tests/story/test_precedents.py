@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from halter.core.clock import MINUTE
-from halter.core.effect_events import ProposalVerdict
 from halter.core.events import ContextGiven, DecisionAsked, PrecedentProposed, ProposalDecided
+from halter.core.events.tasks import ProposalVerdict
 from halter.core.ids import FLEET, SessionId, make_worker_id
 from halter.core.ports import Draft, Query, Write
 from halter.core.project import rows_of_event

@@ -24,9 +24,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from halter import Agent, Store, tool
-from halter.core.effect_events import CallRefused, CallSettled, CallStarted, RequestSettled, RequestStarted
 from halter.core.errors import ConfigError, StoreUnusable
 from halter.core.events import SessionEnded, TurnEnded, TurnStarted
+from halter.core.events.effects import CallRefused, CallSettled, CallStarted, RequestSettled, RequestStarted
 from halter.core.ids import StreamId, WorkerId, inbox_stream, session_stream
 from halter.core.ports import Draft, Lease, Write
 from halter.core.rows import AuditRow

@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from halter.core.effect_events import CallStarted
+from halter.core.events.effects import CallStarted
 from halter.core.messages import Text, ToolCall, ToolResult
 from halter.core.provenance import Flaw
 from halter.core.tools import Tool

@@ -8,7 +8,7 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from halter.core.clock import HOUR, MINUTE, SECOND
-from halter.core.events import YieldRequest
+from halter.core.events.sessions import YieldRequest
 from halter.core.messages import ToolCall, ToolResult
 from halter.core.vocabulary import SessionKind, TurnEnd
 from halter.loop import decide

@@ -6,7 +6,8 @@ import pytest
 
 from halter.autonomy.upkeep import Progress, build_progress, count_fruitless, find_backoff, judge_trigger, made_progress
 from halter.core.clock import HOUR, MINUTE
-from halter.core.events import CallSettled, CallStarted, TurnEnded, YieldRequest
+from halter.core.events import CallSettled, CallStarted, TurnEnded
+from halter.core.events.sessions import YieldRequest
 from halter.core.rows import SessionRow
 
 ENDED = SessionRow("s", state="MAX_STEPS", terminal_reason="max_steps", started_at=10, ended_at=20)

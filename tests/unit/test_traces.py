@@ -22,8 +22,8 @@ from halter.core.events import (
     TurnEnded,
     TurnStarted,
     WakePosted,
-    YieldRequest,
 )
+from halter.core.events.sessions import YieldRequest
 from halter.core.ids import StreamId
 from halter.core.messages import Message, Prompt, Reply, Text, ToolCall, ToolResult
 from halter.core.money import Charge

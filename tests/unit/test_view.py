@@ -3,7 +3,6 @@
 import pytest
 
 from halter.core.clock import HOUR, MINUTE, SECOND
-from halter.core.effect_events import CallRefused, CallSettled, CallStarted, CostCapReached, RequestSettled
 from halter.core.events import (
     AnyEvent,
     AttendingFailed,
@@ -21,8 +20,9 @@ from halter.core.events import (
     TurnSkipped,
     TurnStarted,
     WakePosted,
-    YieldRequest,
 )
+from halter.core.events.effects import CallRefused, CallSettled, CallStarted, CostCapReached, RequestSettled
+from halter.core.events.sessions import YieldRequest
 from halter.core.ids import StreamId
 from halter.core.money import Charge
 from halter.core.ports import Stored

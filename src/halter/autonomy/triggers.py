@@ -16,7 +16,7 @@ import msgspec
 from halter.autonomy.upkeep import Unhealthy
 from halter.core.agent_spec import Schedule, Watch
 from halter.core.clock import MINUTE, SECOND, WindowLength, window_at, window_end
-from halter.core.effect_events import SkipReason
+from halter.core.events.triggers import SkipReason
 from halter.core.money import BudgetRow, Cap, Caps, ScopedCap, format_exact_micros
 from halter.core.rows import TriggerRow
 from halter.core.schedules import TickCount, Timing, count_ticks, next_tick_after

@@ -28,9 +28,9 @@ from halter.cli.output import answer_json, answer_line, answer_table, escape_tex
 from halter.cli.play import show_step
 from halter.cli.terminal import LineReader
 from halter.core.clock import SystemClock
-from halter.core.effect_events import CostCapReached
 from halter.core.errors import ConfigError
 from halter.core.events import ApprovalGiven
+from halter.core.events.effects import CostCapReached
 from halter.core.ids import SessionId, can_decide, session_stream
 from halter.core.messages import StreamChunk, ToolCall
 from halter.core.money import format_compared, format_micros, format_usd, to_unit_amount

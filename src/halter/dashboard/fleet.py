@@ -6,8 +6,8 @@ from typing import Any, Literal, NamedTuple
 from nicegui import ui
 
 from halter.autonomy.triggers import WatchedDocument
-from halter.core.effect_events import ProposalVerdict, describe_verdict
 from halter.core.errors import NotDone
+from halter.core.events.tasks import ProposalVerdict, describe_verdict
 from halter.core.money import format_share, format_usd
 from halter.core.rows import HaltRow
 from halter.core.text import format_count

@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec.structs import replace
 
-from halter.core.effect_events import ProposalKind, TriggerKind
 from halter.core.events import (
     ApprovalGiven,
     CostCapReached,
@@ -32,6 +31,8 @@ from halter.core.events import (
     ToolPinned,
     TriggerMade,
 )
+from halter.core.events.tasks import ProposalKind
+from halter.core.events.triggers import TriggerKind
 from halter.core.ids import FLEET, StreamId, can_decide, inbox_stream, trigger_stream
 from halter.core.money import Account, format_exact_micros
 from halter.core.ports import Draft, Lease, Query, Rows, Store, Write

@@ -14,8 +14,8 @@ from typing import Any, Final, Protocol, cast
 import msgspec
 
 from halter.core.clock import DAY, SECOND, Clock, read_monotonic
-from halter.core.effect_events import SubSessionCost, UnheldCost
 from halter.core.events import AnyEvent, CallSettled, CapChanged, DecisionAsked, OverrunIncurred, RequestSettled
+from halter.core.events.effects import SubSessionCost, UnheldCost
 from halter.core.ids import FLEET, Digest, StreamId, can_decide, make_sub_session_id, parse_session_id, session_stream
 from halter.core.messages import Text
 from halter.core.money import (

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, cast
 
 import msgspec
 
-from halter.core.effect_events import CallRefused, CallStarted
+from halter.core.events.effects import CallRefused, CallStarted
 from halter.core.messages import Message, Text, ToolCall, ToolResult
 from halter.core.provenance import Declaration, Flaw, FlawReason, Reads, Source
 from halter.core.spec import ProvenanceMode

@@ -18,7 +18,7 @@ import msgspec
 
 from halter.core.clock import HOUR, MAX_DURATION, MINUTE, SECOND, parse_duration
 from halter.core.errors import ConfigError
-from halter.core.events import YieldRequest
+from halter.core.events.sessions import YieldRequest
 from halter.core.messages import StopReason, ToolCall, ToolResult
 from halter.core.money import format_exact_micros
 from halter.core.spec import OnCap

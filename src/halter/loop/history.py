@@ -42,8 +42,8 @@ from halter.core.events import (
     TurnEnded,
     TurnSkipped,
     TurnStarted,
-    YieldRequest,
 )
+from halter.core.events.sessions import YieldRequest
 from halter.core.messages import (
     MESSAGE_OVERHEAD,
     Message,

@@ -23,8 +23,8 @@ from halter.core.events import (
     TurnEnded,
     TurnSkipped,
     TurnStarted,
-    YieldRequest,
 )
+from halter.core.events.sessions import YieldRequest
 from halter.core.messages import Message, StreamChunk, ToolCall
 from halter.core.money import Charge
 from halter.core.ports import Stored

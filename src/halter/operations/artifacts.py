@@ -10,9 +10,9 @@ import msgspec
 from msgspec import Meta
 
 from halter.config.agent_files import read_agent
-from halter.core.effect_events import ProposalKind, ProposalVerdict, describe_verdict
 from halter.core.errors import ConfigError
 from halter.core.events import ProposalDecided
+from halter.core.events.tasks import ProposalKind, ProposalVerdict, describe_verdict
 from halter.core.ids import FLEET, Digest, can_decide
 from halter.core.ports import Draft, Query, Rows, Store, Write, load_body
 from halter.core.project import rows_of_event

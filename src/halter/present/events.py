@@ -7,7 +7,6 @@ from typing import Final
 import msgspec
 
 from halter.core.clock import SECOND, format_duration
-from halter.core.effect_events import describe_verdict
 from halter.core.events import (
     AgentSwitched,
     AnyEvent,
@@ -87,8 +86,9 @@ from halter.core.events import (
     TurnStarted,
     Unknown,
     WakePosted,
-    YieldRequest,
 )
+from halter.core.events.sessions import YieldRequest
+from halter.core.events.tasks import describe_verdict
 from halter.core.folders import AGENT_FILE_NAME
 from halter.core.ids import parse_session_id
 from halter.core.messages import Message, Reply, Text, ToolCall, ToolResult

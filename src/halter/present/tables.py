@@ -5,7 +5,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from halter.core.clock import format_duration
-from halter.core.effect_events import describe_verdict
+from halter.core.events.tasks import describe_verdict
 from halter.core.money import ZERO_USD, format_unit_amount, format_usd
 from halter.core.rows import RuleRow, SessionRow
 from halter.core.text import describe_need_count, escape_hidden, format_count, to_one_line

@@ -20,8 +20,8 @@ from halter.autonomy.upkeep import (
 )
 from halter.core.clock import DAY, format_duration
 from halter.core.codec import decode
-from halter.core.effect_events import CallStarted
 from halter.core.events import TurnEnded
+from halter.core.events.effects import CallStarted
 from halter.core.messages import Reply
 from halter.core.money import BudgetRow, Usd, format_exact_micros, micros_to_usd, usd_to_micros
 from halter.core.ports import Query, Store

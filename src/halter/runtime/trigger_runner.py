@@ -30,7 +30,6 @@ from halter.autonomy.triggers import (
 from halter.core.agent_spec import AnyTrigger, Schedule, Watch, Webhook, inherit_trigger_caps, trigger_id
 from halter.core.clock import DAY, window_end
 from halter.core.codec import decode
-from halter.core.effect_events import SkipReason
 from halter.core.errors import ConfigError, LeaseLost, StoreUnavailable
 from halter.core.events import (
     SESSION_FORMAT,
@@ -45,6 +44,7 @@ from halter.core.events import (
     TriggerMade,
     WakePosted,
 )
+from halter.core.events.triggers import SkipReason
 from halter.core.folders import AGENT_FILE_NAME, FileEntry
 from halter.core.ids import FLEET, SessionId, inbox_stream, session_stream, trigger_stream
 from halter.core.money import MAX_SAMPLES, Leg, Spender, list_accounts

@@ -12,7 +12,6 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from halter.core.effect_events import ReviewOutcome, Severity, Support
 from halter.core.events import (
     AnyEvent,
     CallRefused,
@@ -46,6 +45,7 @@ from halter.core.events import (
     Unknown,
     WakePosted,
 )
+from halter.core.events.tasks import ReviewOutcome, Severity, Support
 from halter.core.money import ZERO_USD, Amount, Leg, Unit, Usd, micros_to_usd, to_unit_amount
 from halter.core.ports import Stored
 from halter.core.provenance import Flaw

@@ -13,8 +13,8 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from halter.core.effect_events import ReviewOutcome
 from halter.core.events import FindingReviewed, JudgesChosen
+from halter.core.events.tasks import ReviewOutcome
 from halter.core.messages import Model, Prompt
 from halter.core.money import format_compared_micros
 from halter.core.ports import WORD_PATTERN

@@ -16,7 +16,6 @@ import msgspec
 from msgspec import Meta
 
 from halter.core.clock import DAY, HOUR, MINUTE, Clock
-from halter.core.effect_events import Severity, Support
 from halter.core.events import (
     CallSettled,
     DecisionAsked,
@@ -28,6 +27,7 @@ from halter.core.events import (
     NotificationSent,
     PrecedentProposed,
 )
+from halter.core.events.tasks import Severity, Support
 from halter.core.ids import FLEET, OUTBOX, session_stream
 from halter.core.ports import Draft, NotificationContent, Rows, Store, Write, read_body
 from halter.core.provenance import Declaration
