@@ -39,7 +39,7 @@ run: setup
 	@$(BIN)/halter demo
 
 # Tests that import the SDKs of models and frameworks: these would take most of each worker's start.
-SDKS := tests/adapters tests/proxy
+SDKS := tests/adapters tests/external tests/proxy
 
 # These and the types are checked beside the other tests, and shown after them; it fails if any of them fails.
 # A plain `make`: with the variable, `make -n test` would run all of this.

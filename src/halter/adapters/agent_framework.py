@@ -47,12 +47,12 @@ from halter.adapters.guarded_runs import (
     read_task_text,
     read_usage,
     reject_unseen,
-    stream_from,
 )
 from halter.core.errors import ConfigError
 from halter.core.usage import Usage
 from halter.external.effects import DecisionPending, EffectRefused, ModelResult
 from halter.external.guard import Guard, GuardedSession
+from halter.external.item_stream import Emit, stream_from
 
 APPROVAL_REQUEST: Final = "function_approval_request"
 
@@ -213,11 +213,11 @@ class _GuardedRequests(ChatMiddleware):
         await self._hold(context, options, ask)
 
     async def _stream(self, context: ChatContext, options: dict[str, Any], open_answer: Any) -> AsyncGenerator[Any]:
-        async def request(emit: Callable[[Any], None]) -> None:
+        async def request(emit: Emit) -> None:
             async def ask(limit: int | None) -> ModelResult[None]:
                 stream = await open_answer(limit)
                 async for update in stream:
-                    emit(update)
+                    await emit(update)
                 answer = await stream.get_final_response()
                 return ModelResult(None, answer.text, _read_usage(answer))
 

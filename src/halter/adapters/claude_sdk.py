@@ -16,7 +16,7 @@ of the guard's session, and Claude Code checks it after each request. A cap that
 # pyright: basic, reportMissingImports=false
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from hashlib import sha256
@@ -41,13 +41,13 @@ from halter.adapters.guarded_runs import (
     GuardedRuns,
     ReportedEffect,
     reject_unseen,
-    stream_from,
 )
 from halter.core.clock import HOUR
 from halter.core.errors import ConfigError
 from halter.core.folders import ProtectedPaths
 from halter.external.effects import DecisionPending, EffectRefused
 from halter.external.guard import Guard, GuardedSession
+from halter.external.item_stream import Emit, stream_from
 from halter.hooks.tools import HookedTool
 from halter.loop.session_runtime import cancel_and_wait
 from halter.tools.function_tool import canonical_json
@@ -106,7 +106,7 @@ class GuardedClaude:
         session_id = resume or str(uuid4())
         options = replace(self.options, **({"resume": session_id} if resume else {"session_id": session_id}))
 
-        async def work(emit: Callable[[Any], None]) -> None:
+        async def work(emit: Emit) -> None:
             async with self._runs.session(prompt, f"claude-sdk.{session_id}") as session:
                 run = _ClaudeRun(session, self._runs, self._allow_native)
                 await run.read(prompt, replace(options, hooks=run.add_hooks(options.hooks)), emit)
@@ -146,7 +146,7 @@ class _ClaudeRun:
         existing = hooks or {}
         return {event: [*existing.get(event, ()), *guard_hooks.get(event, ())] for event in {**existing, **guard_hooks}}
 
-    async def read(self, prompt: str, options: ClaudeAgentOptions, emit: Callable[[Any], None]) -> None:
+    async def read(self, prompt: str, options: ClaudeAgentOptions, emit: Emit) -> None:
         """Emit the messages until they end, or until a halt or a failure ends the query."""
         read_task = asyncio.ensure_future(self._read(prompt, options, emit))
         halt_task = asyncio.ensure_future(self._session.wait_until_halted())
@@ -171,13 +171,13 @@ class _ClaudeRun:
                 async with asyncio.timeout(INTERRUPT_SECONDS):
                     await self._client.interrupt()
 
-    async def _read(self, prompt: str, options: ClaudeAgentOptions, emit: Callable[[Any], None]) -> None:
+    async def _read(self, prompt: str, options: ClaudeAgentOptions, emit: Emit) -> None:
         async with ClaudeSDKClient(options) as client:
             self._client = client
             await client.query(prompt)
             async for message in client.receive_response():
                 self._reject_unjudged(message)
-                emit(message)
+                await emit(message)
 
     def _reject_unjudged(self, message: Any) -> None:
         """End the query if a tool ran without a call of the hook."""

@@ -51,7 +51,8 @@ from halter.core.tools import ToolSpec
 from halter.core.usage import Usage
 from halter.external.effects import Act, EffectRefused, ModelResult
 from halter.external.guard import Guard, GuardedSession
-from halter.external.loop_thread import Emit, WorkInLoop
+from halter.external.item_stream import Emit, stream_from
+from halter.external.loop_thread import WorkInLoop
 from halter.loop.session_runtime import cancel_and_wait
 from halter.tools.function_tool import canonical_json
 
@@ -81,8 +82,8 @@ def guard(
     return GuardedCrew(crew, lambda: GuardedRuns(guard, tools), max_output_tokens, frozenset(allow_native))
 
 
-Start = Callable[["_CrewRun", Emit], "asyncio.Future[Any]"]
-"""Starts a kickoff from the guard's loop, with a function for the chunks of its stream."""
+Start = Callable[["_CrewRun"], "asyncio.Future[Any]"]
+"""Starts a kickoff from the guard's loop."""
 
 
 class GuardedCrew:
@@ -130,8 +131,7 @@ class GuardedCrew:
     def _stream(self, start: Start, conversation: str) -> CrewStreamingOutput:
         def iterate() -> Iterator[Any]:
             with self._guard.open() as (thread, runs):
-                result = yield from thread.stream(partial(self._run, runs, start, conversation))
-            output._set_result(result)  # noqa: SLF001 CrewAI has no public name for it.
+                yield from thread.stream(self._read(output, runs, start, conversation))
 
         output = CrewStreamingOutput(sync_iterator=iterate())
         return output
@@ -139,26 +139,36 @@ class GuardedCrew:
     def _stream_async(self, start: Start, conversation: str) -> CrewStreamingOutput:
         async def iterate() -> AsyncGenerator[Any]:
             with self._guard.open() as (thread, runs):
-                work = partial(self._run, runs, start, conversation)
-                async with aclosing(thread.stream_async(work, output._set_result)) as items:  # noqa: SLF001 As above.
-                    async for item in items:
-                        yield item
+                items = self._read(output, runs, start, conversation)
+                async with aclosing(thread.stream_async(items)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
 
         output = CrewStreamingOutput()
-        output._async_iterator = iterate()  # noqa: SLF001 As above.
+        output._async_iterator = iterate()  # noqa: SLF001 CrewAI has no public name for it.
         return output
+
+    def _read(
+        self, output: CrewStreamingOutput, runs: GuardedRuns, start: Start, conversation: str
+    ) -> AsyncGenerator[Any]:
+        """Yield the chunks of a kickoff, and set the result of its output."""
+
+        async def work(emit: Emit) -> None:
+            output._set_result(await self._run(runs, start, conversation, emit))  # noqa: SLF001 As above.
+
+        return stream_from(work)
 
     def _start_in_thread(self, inputs: dict[str, Any] | None) -> Start:
         _reject_overlay()
         context = copy_context()
-        return lambda run, emit: _start_thread(context.run, self._kickoff, run, inputs, emit)
+        return lambda run: _start_thread(context.run, self._kickoff, run, inputs)
 
     def _start_in_loop(self, inputs: dict[str, Any] | None) -> Start:
         _reject_overlay()
         loop, context = asyncio.get_running_loop(), copy_context()
 
-        def start(run: "_CrewRun", emit: Emit) -> asyncio.Future[Any]:
-            work = WorkInLoop(loop, self._akickoff(run, inputs, emit), context)
+        def start(run: "_CrewRun") -> asyncio.Future[Any]:
+            work = WorkInLoop(loop, self._akickoff(run, inputs), context)
             return asyncio.ensure_future(work.wait_async())
 
         return start
@@ -166,8 +176,8 @@ class GuardedCrew:
     async def _run(self, runs: GuardedRuns, start: Start, conversation: str, emit: Emit) -> Any:
         task = " ".join(each.description for each in self._crew.tasks)
         async with runs.session(task, f"crewai.{conversation}" if conversation else "") as session:
-            run = _CrewRun(session, runs, self._max_output_tokens, self._allow_native)
-            kickoff = start(run, emit)
+            run = _CrewRun(session, runs, emit, self._max_output_tokens, self._allow_native)
+            kickoff = start(run)
             try:
                 await asyncio.wait([kickoff, run.failure], return_when=asyncio.FIRST_COMPLETED)
                 if run.failure.done():
@@ -179,24 +189,24 @@ class GuardedCrew:
                 with suppress(Exception):
                     await cancel_and_wait(kickoff)
 
-    def _kickoff(self, run: "_CrewRun", inputs: dict[str, Any] | None, emit: Emit) -> Any:
+    def _kickoff(self, run: "_CrewRun", inputs: dict[str, Any] | None) -> Any:
         crew = self._copy_crew(run)
         with scoped_hooks(run.make_hooks()):
             output = crew.kickoff(inputs=inputs)
             if isinstance(output, CrewStreamingOutput):
                 for chunk in output:
-                    emit(chunk)
+                    run.start(run.emit(chunk)).wait()
                 return output.result
             return output
 
-    async def _akickoff(self, run: "_CrewRun", inputs: dict[str, Any] | None, emit: Emit) -> Any:
+    async def _akickoff(self, run: "_CrewRun", inputs: dict[str, Any] | None) -> Any:
         crew = self._copy_crew(run)
         with scoped_hooks(run.make_hooks()):
             output = await crew.akickoff(inputs=inputs)
             if isinstance(output, CrewStreamingOutput):
                 async with output:
                     async for chunk in output:
-                        emit(chunk)
+                        await run.start(run.emit(chunk)).wait_async()
                 return output.result
             return output
 
@@ -215,10 +225,19 @@ class _CrewRun:
     """A run in progress: the effects of its threads, and the failure that ended it."""
 
     def __init__(
-        self, session: GuardedSession, runs: GuardedRuns, max_output_tokens: int | None, allow_native: frozenset[str]
+        self,
+        session: GuardedSession,
+        runs: GuardedRuns,
+        emit: Emit,
+        max_output_tokens: int | None,
+        allow_native: frozenset[str],
     ) -> None:
         self.session = session
         self.runs = runs
+        self._emit = emit
+        self._is_asked = asyncio.Event()
+        """Cleared while the reader of a stream has a chunk, and has not asked for the next one."""
+        self._is_asked.set()
         self.max_output_tokens = max_output_tokens
         self._allow_native = allow_native
         self._loop = asyncio.get_running_loop()
@@ -232,15 +251,15 @@ class _CrewRun:
 
         `perform` returns the crew's value and the value to report. Raises the errors of `perform`, and EffectRefused.
         """
-        effect = self._start(self._begin(judge)).wait()
+        effect = self.start(self._begin(judge)).wait()
         if not effect.admission.done():
             return effect.settlement.result()  # The result of this effect in an earlier process, which died.
         try:
             value, report = perform(effect.admission.result())
         except Exception as error:
-            self._start(self._settle(effect, error=error)).wait()
+            self.start(self._settle(effect, error=error)).wait()
             raise
-        self._start(self._settle(effect, report)).wait()
+        self.start(self._settle(effect, report)).wait()
         return value
 
     async def have_async(
@@ -249,15 +268,15 @@ class _CrewRun:
         perform: Callable[[Any], Awaitable[tuple[Any, Any]]],
     ) -> Any:
         """Run an effect in a task of the crew, as `have` does in a thread."""
-        effect = await self._start(self._begin(judge)).wait_async()
+        effect = await self.start(self._begin(judge)).wait_async()
         if not effect.admission.done():
             return effect.settlement.result()
         try:
             value, report = await perform(effect.admission.result())
         except Exception as error:
-            await self._start(self._settle(effect, error=error)).wait_async()
+            await self.start(self._settle(effect, error=error)).wait_async()
             raise
-        await self._start(self._settle(effect, report)).wait_async()
+        await self.start(self._settle(effect, report)).wait_async()
         return value
 
     async def call(self, spec: ToolSpec, values: Mapping[str, Any], act: Act) -> Any:
@@ -266,13 +285,21 @@ class _CrewRun:
         self._call_counts[digest] += 1
         return await self.session.act(spec, values, act, name=f"{digest}.{self._call_counts[digest]}", wait=True)
 
-    def _start(self, work: Coroutine[Any, Any, Any]) -> WorkInLoop[Any]:
+    def start(self, work: Coroutine[Any, Any, Any]) -> WorkInLoop[Any]:
         if self._is_closed:
             work.close()
             raise HookAborted("The run has ended.", "halter")
         return WorkInLoop(self._loop, work)
 
+    async def emit(self, chunk: Any) -> None:
+        self._is_asked.clear()
+        await self._emit(chunk)
+        self._is_asked.set()
+
     async def _begin(self, judge: Callable[[ReportedEffect], Awaitable[Any]]) -> ReportedEffect:
+        await self._is_asked.wait()
+        if self._is_closed:
+            raise HookAborted("The run has ended.", "halter")
         if self.failure.done():
             raise self._abort(self.failure.result())
         effect = ReportedEffect()
@@ -314,6 +341,7 @@ class _CrewRun:
 
     async def close(self) -> None:
         self._is_closed = True
+        self._is_asked.set()
         with suppress(Exception):
             await cancel_and_wait(*(each.settlement for each in self._effects))
 
@@ -525,7 +553,7 @@ def _reject_overlay() -> None:
         raise ConfigError("llm_overlay replaces models, so the guard cannot see them. Call `kickoff` without it.")
 
 
-def _ignore(chunk: Any) -> None:
+async def _ignore(chunk: Any) -> None:
     """Receive the chunks of a crew that does not stream: there are none."""
 
 

@@ -46,13 +46,12 @@ from halter.adapters.guarded_runs import (
     RunsInThread,
     read_usage,
     reject_unseen,
-    stream_from,
 )
 from halter.core.errors import ConfigError
 from halter.core.usage import Usage
 from halter.external.effects import DecisionPending, EffectRefused, ModelResult
 from halter.external.guard import Guard, GuardedSession
-from halter.external.loop_thread import Emit
+from halter.external.item_stream import Emit, stream_from
 
 ATTEMPT: Final = "halter_attempt:"
 """The prefix of keys in a session's state that count the attempts of a call whose own tool asked for something."""
@@ -147,7 +146,8 @@ class GuardedAdkRunner:
         options |= {"user_id": user_id, "session_id": session_id, "new_message": new_message}
 
         with self._thread.open() as (thread, runs):
-            yield from thread.stream(partial(self._run, msgspec.structs.replace(self._terms, runs=runs), options))
+            work = partial(self._run, msgspec.structs.replace(self._terms, runs=runs), options)
+            yield from thread.stream(stream_from(work))
 
     async def _run(self, terms: _AdkTerms, options: dict[str, Any], emit: Emit) -> None:
         key_parts = (self._runner.app_name, options["user_id"], options["session_id"])
@@ -155,13 +155,13 @@ class GuardedAdkRunner:
         async with terms.runs.session(_text_of(options["new_message"]), conversation) as session:
             await self._emit_events(_AdkRun(session, terms), options, emit)
 
-    async def _emit_events(self, run: _AdkRun, options: dict[str, Any], emit: Callable[[Any], None]) -> None:
+    async def _emit_events(self, run: _AdkRun, options: dict[str, Any], emit: Emit) -> None:
         _RUN.set(run)  # Each run has its own task, and so its own context.
         try:
             async with aclosing(self._runner.run_async(**options)) as events:
                 async for event in events:
                     run.raise_failure()
-                    emit(event)
+                    await emit(event)
         except Exception:
             run.raise_failure()
             raise
@@ -174,7 +174,7 @@ async def _ask_guarded(model: Any, generate: Any, request: LlmRequest, *, stream
     """Make a request under the guard: hold its maximum cost, and settle its true cost."""
     run, raised_errors = _find_run(), []
 
-    async def hold(emit: Callable[[Any], None]) -> None:
+    async def hold(emit: Emit) -> None:
         async def ask(limit: int | None) -> ModelResult[None]:
             try:
                 return await _pass_on(generate(_shorten(request, limit), stream=stream), emit)
@@ -343,11 +343,11 @@ def _shorten(request: LlmRequest, limit: int | None) -> LlmRequest:
     return request.model_copy(update={"config": config})
 
 
-async def _pass_on(answers: AsyncGenerator[Any], emit: Callable[[Any], None]) -> ModelResult[None]:
+async def _pass_on(answers: AsyncGenerator[Any], emit: Emit) -> ModelResult[None]:
     text, usage = "", None
     async with aclosing(answers):
         async for answer in answers:
-            emit(answer)
+            await emit(answer)
             usage = answer.usage_metadata or usage
             if not answer.partial:
                 text += answer.content.model_dump_json(exclude_none=True) if answer.content else ""

@@ -13,9 +13,9 @@ from halter.core.money import usd_to_micros
 from halter.core.tools import Effect, Level, ToolSpec
 from halter.core.usage import Usage
 from halter.external.guard import Guard, GuardedSession, SessionAlreadyEnded
-from halter.external.loop_thread import Emit, LoopThread
+from halter.external.item_stream import Emit, stream_from
+from halter.external.loop_thread import LoopThread
 from halter.guard.halts import run_shielded
-from halter.loop.session_runtime import cancel_and_wait
 
 T = TypeVar("T")
 
@@ -51,22 +51,6 @@ def read_usage(input_tokens: int, output_tokens: int, cached_tokens: int, cache_
         return None
 
 
-async def stream_from(work: Callable[[Callable[[T], None]], Awaitable[object]]) -> AsyncGenerator[T]:
-    """Run `work` in its own task, yield the items that it emits, and raise its error.
-
-    If the caller stops reading before the end, the task is cancelled. A cancelled request is settled at its hold.
-    """
-    items: asyncio.Queue[T | None] = asyncio.Queue()
-    task = asyncio.ensure_future(work(items.put_nowait))
-    task.add_done_callback(lambda _: items.put_nowait(None))
-    try:
-        while (item := await items.get()) is not None:
-            yield item
-        task.result()
-    finally:
-        await cancel_and_wait(task)
-
-
 def iterate_in_thread(make_items: Callable[[], AsyncGenerator[T]]) -> Generator[T]:
     """Iterate over async items from a program that is not async: one task in a thread of its own makes all of them."""
     thread = LoopThread()
@@ -74,10 +58,10 @@ def iterate_in_thread(make_items: Callable[[], AsyncGenerator[T]]) -> Generator[
     async def pump(emit: Emit) -> None:
         async with aclosing(make_items()) as items:
             async for item in items:
-                emit(item)
+                await emit(item)
 
     try:
-        yield from thread.stream(pump)
+        yield from thread.stream(stream_from(pump))
     finally:
         thread.close()
 

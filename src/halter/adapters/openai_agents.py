@@ -41,12 +41,12 @@ from halter.adapters.guarded_runs import (
     GuardedRuns,
     read_task_text,
     read_usage,
-    stream_from,
 )
 from halter.core.errors import ConfigError
 from halter.core.usage import Usage
 from halter.external.effects import DecisionPending, EffectRefused, ModelResult
 from halter.external.guard import Guard, GuardedSession
+from halter.external.item_stream import Emit, stream_from
 from halter.loop.session_runtime import cancel_and_wait
 
 
@@ -378,7 +378,7 @@ class _GuardedModel(Model):
         *args: Any,
         **options: Any,
     ) -> AsyncGenerator[Any]:
-        async def request(emit: Callable[[Any], None]) -> None:
+        async def request(emit: Emit) -> None:
             async def ask(limit: int | None) -> ModelResult[None]:
                 settings = _lower(model_settings, limit)
                 response: Any = None
@@ -386,7 +386,7 @@ class _GuardedModel(Model):
                     system_instructions, input, settings, tools, *args, **options
                 ):
                     response = getattr(event, "response", response)
-                    emit(event)
+                    await emit(event)
                 return ModelResult(
                     None, str(getattr(response, "output", "")), _read_usage(getattr(response, "usage", None))
                 )

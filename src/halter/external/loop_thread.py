@@ -2,20 +2,16 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Coroutine, Generator
 from concurrent import futures
 from contextlib import suppress
 from contextvars import Context
-from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, ClassVar, Final, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Final, Generic, Protocol, Self, TypeVar, cast
 
 from halter.core.errors import ConfigError
 
 T = TypeVar("T")
-
-Emit = Callable[[Any], None]
-"""Passes on one item of a stream."""
 
 _END: Final = object()
 """Follows the last item of a stream."""
@@ -93,35 +89,21 @@ class LoopThread:
         """Run a coroutine on the loop and wait for its result. An interrupted wait cancels it."""
         return self.start(work).wait()
 
-    def stream(self, make_work: Callable[[Emit], Coroutine[Any, Any, T]]) -> Generator[Any, None, T]:
-        """Yield what the work emits, and return its result. If the caller stops reading, the work is cancelled."""
-        items: SimpleQueue[Any] = SimpleQueue()
-        work = self.start(make_work(items.put))
-        work.outcome.add_done_callback(lambda _: items.put(_END))
+    def stream(self, items: AsyncGenerator[T]) -> Generator[T]:
+        """Yield items that are made on the loop, each when it is asked for. Closes them if the caller stops reading."""
         try:
-            while (item := items.get()) is not _END:
-                yield item
+            while (item := self.run(_make_next(items))) is not _END:
+                yield cast("T", item)
         finally:
-            work.stop()
-        return work.wait()
+            self.run(_close(items))
 
-    async def stream_async(
-        self, make_work: Callable[[Emit], Coroutine[Any, Any, T]], on_result: Callable[[T], None]
-    ) -> AsyncGenerator[Any]:
-        """Yield what the work emits in the caller's own loop, and pass on its result, as `stream` does in a thread."""
-        own_loop, items = asyncio.get_running_loop(), asyncio.Queue[Any]()
-
-        def emit(item: Any) -> None:
-            own_loop.call_soon_threadsafe(items.put_nowait, item)
-
-        work = self.start(make_work(emit))
-        work.outcome.add_done_callback(lambda _: emit(_END))
+    async def stream_async(self, items: AsyncGenerator[T]) -> AsyncGenerator[T]:
+        """Yield items that are made on the loop in the caller's own loop, as `stream` does in a thread."""
         try:
-            while (item := await items.get()) is not _END:
-                yield item
+            while (item := await self.start(_make_next(items)).wait_async()) is not _END:
+                yield cast("T", item)
         finally:
-            await work.stop_async()
-        on_result(await work.wait_async())
+            await self.start(_close(items)).wait_async()
 
     def close(self) -> None:
         self.run(self._loop.shutdown_asyncgens())
@@ -129,6 +111,14 @@ class LoopThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _make_next(items: AsyncGenerator[T]) -> T | object:
+    return await anext(items, _END)
+
+
+async def _close(items: AsyncGenerator[Any]) -> None:
+    await items.aclose()
 
 
 class _Opened(Protocol):
