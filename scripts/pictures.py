@@ -18,10 +18,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final, get_args
 
-from halter.core.spec import MODES, Mode
 from halter.core.tools import Level
 from halter.core.vocabulary import RiskLevel
 from halter.guard.judge import LEVEL_TABLE
+from halter.spec.policy import MODES, Mode
 
 FOLDER: Final = Path(__file__).parents[1] / "docs" / "pictures"
 COLUMNS: Final = 100

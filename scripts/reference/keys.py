@@ -14,8 +14,10 @@ from halter.config.resolve import resolve_agent, resolve_policy
 from halter.config.yaml_reader import load_bytes
 from halter.core.clock import format_duration
 from halter.core.money import Caps
-from halter.core.spec import AgentSpec, FleetSpec, Limits
 from halter.runtime.session_builder import MAX_AUTONOMOUS_WINDOW
+from halter.spec.agent import AgentSpec
+from halter.spec.fleet import FleetSpec
+from halter.spec.limits import Limits
 from scripts.reference.sheet import NOTHING, code, head, table
 
 Row = tuple[str, str, str, str]
@@ -48,7 +50,7 @@ def agent_page() -> str:
     """Describe `agent.yaml`."""
     first = head(
         "agent.yaml",
-        "`halter.core.spec`",
+        "`halter.spec`",
         "Every key of an agent's file. [An agent's file](../agents.md) explains them; "
         "`halter schema` prints the same as a "
         "JSON Schema, for editors. `[]` stands for each item of a list, a word in capitals for a name that you give.",
@@ -62,7 +64,7 @@ def fleet_page() -> str:
     """Describe `halter.yaml`."""
     first = head(
         "halter.yaml",
-        "`halter.core.spec`",
+        "`halter.spec`",
         "Every key of the fleet's file, which bounds all agents on one store: an agent "
         "can only tighten it. It is looked "
         "for here, then in `~/.config/halter`, or where `HALTER_FLEET` says. `halter "

@@ -17,12 +17,12 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import UNSET
 
-from halter.core.agent_spec import Channel
 from halter.core.clock import SECOND
 from halter.core.errors import require_module
 from halter.core.ports import DeliveryFailed, OutgoingNotification, Sender
 from halter.core.text import clean, shorten, to_one_line
 from halter.core.tools import substitute_secrets
+from halter.spec.channels import Channel
 from halter_agents import VERSION
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from typing import Any, Final, Literal, get_args
 
 import msgspec
 
-from halter.core.agent_spec import WireFormat
 from halter.core.clock import SystemClock
 from halter.core.errors import ConfigError, ModelError, explain_extra
 from halter.core.ids import WorkerId
@@ -26,6 +25,7 @@ from halter.guard.guard import GuardRuntime
 from halter.guard.request import MODEL_REQUEST_TIMEOUT, ModelRequest
 from halter.models.providers import Prices, compile_stated_price, is_installed
 from halter.models.wire import Exchange, WireModel
+from halter.spec.models import WireFormat
 from halter_drills.checker import StoreContents, check, read_store
 from halter_drills.children import Pipe, children
 from halter_drills.drill import Drill, DrillResult, Setting, Workspace, own_store, result, unseen, use_memory_file

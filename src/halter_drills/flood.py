@@ -19,7 +19,6 @@ import msgspec
 
 from halter.autonomy.hot_state import HotState, LiveFacts
 from halter.autonomy.pace import AutonomousPace, PaceTerms
-from halter.core.agent_spec import Autonomy, BrainSpec, Pacing
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND, Clock
 from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, WorkerId, session_stream
@@ -35,6 +34,8 @@ from halter.loop.prompt import LoopSettings
 from halter.loop.session_runtime import SessionRuntime
 from halter.models.providers import Prices
 from halter.redaction.secrets import GivenSecrets
+from halter.spec.autonomy import Autonomy, Pacing
+from halter.spec.models import BrainSpec
 from halter.state.lifecycle import start_session
 from halter.tasks.conversation import Conversation
 from halter.tasks.task_tools import make_verbs

@@ -33,7 +33,6 @@ from halter.core.ids import SessionId, SortableIds, WorkerId, make_worker_id
 from halter.core.messages import Prompt, Reply, TextListener, make_user_message
 from halter.core.ports import Query, Store
 from halter.core.processes import LivenessWriter
-from halter.core.spec import ToolRule
 from halter.core.tools import Permit, Tool
 from halter.core.usage import ModelName
 from halter.dispatch.heartbeat import acquire_lease, renew_leases
@@ -44,6 +43,7 @@ from halter.guard.prepare import Call
 from halter.guard.request import AnsweredRequest, ModelRequest
 from halter.loop.session_runtime import SessionRuntime
 from halter.proxy.keys import LARGEST_BODY_MB, KeyFile, KeyLimits, make_key_secret, make_virtual_key
+from halter.spec.policy import ToolRule
 from halter.testing.fakes import StoreProxy, T
 from halter.tools.function_tool import tool
 from halter.tools.shell import make_shell_tool

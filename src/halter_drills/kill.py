@@ -20,7 +20,6 @@ from typing import Final
 
 import msgspec
 
-from halter.core.agent_spec import Playbook, Step
 from halter.core.clock import SECOND, SystemClock
 from halter.core.ids import SessionId, SortableIds, StreamId, session_stream
 from halter.guard.approvals import PendingDecision, answer_decision, list_pending_decisions
@@ -33,6 +32,7 @@ from halter.runtime.assemble import AssembledAgent
 from halter.runtime.runtime import Runtime, use_local_policy
 from halter.runtime.session_start import begin_playbook, resume_playbook
 from halter.settings import Settings
+from halter.spec.playbook import Playbook, Step
 from halter.state.receipt import make_receipt
 from halter.state.session import Session, replay
 from halter.tools.function_tool import CallKey, tool

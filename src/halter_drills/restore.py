@@ -18,7 +18,6 @@ from typing import Any, Final, Literal, cast
 
 import msgspec
 
-from halter.core.agent_spec import Playbook, Step
 from halter.core.errors import StoreUnusable
 from halter.core.ids import SessionId
 from halter.core.money import Cap, Caps, format_exact_micros, usd_to_micros
@@ -31,6 +30,7 @@ from halter.runtime.assemble import AssembledAgent
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.session_start import begin_playbook, resume_playbook
 from halter.settings import Settings
+from halter.spec.playbook import Playbook, Step
 from halter.tools.function_tool import tool
 from halter_drills.drill import (
     Drill,

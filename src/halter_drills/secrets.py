@@ -28,7 +28,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from halter.core.agent_spec import Playbook, Step
 from halter.core.errors import ConfigError, ModelRejected
 from halter.core.ids import WorkerId
 from halter.core.messages import Message, Prompt, Reply, Text, TextListener, ToolCall, ToolResult
@@ -45,6 +44,7 @@ from halter.runtime.assemble import AssembledAgent
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.session_start import begin_playbook
 from halter.settings import Settings
+from halter.spec.playbook import Playbook, Step
 from halter.tools.function_tool import tool
 from halter_drills.children import Children, Pipe, children
 from halter_drills.drill import (

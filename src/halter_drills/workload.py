@@ -28,7 +28,6 @@ from halter.core.ids import FLEET, Digest, SessionId, StreamId, WorkerId, inbox_
 from halter.core.messages import Model
 from halter.core.money import DOLLAR, Account, Cap, Caps, Spender, carve, make_legs, usd_to_micros
 from halter.core.ports import AgentConcurrency, Committed, Draft, Lease, Store, Stored, Ticket, Write
-from halter.core.spec import Phase, Policy, ToolRule, ToolsSpec
 from halter.core.usage import RequestExtras, Usage
 from halter.core.vocabulary import Purpose, State, WakeCause
 from halter.guard import judge, judge_request, tool_door
@@ -43,6 +42,8 @@ from halter.guard.request import RefusedRequest, read_request_refusal
 from halter.models.providers import Prices
 from halter.policy.evaluation import ResolvedPolicy
 from halter.redaction.secrets import GivenSecrets
+from halter.spec.agent import Phase, ToolsSpec
+from halter.spec.policy import Policy, ToolRule
 from halter.state.lifecycle import end_session, park_session, post_wake, start_child, start_session, wake_session
 from halter.state.session import InFlight, Session, fold, track_request
 from halter.testing.fakes import StoreProxy

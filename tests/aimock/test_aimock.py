@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from halter.core.agent_spec import Provider
 from halter.core.errors import ModelError, ModelRejected, ModelUnavailable
 from halter.core.messages import Message, Prompt, Reply, ToolResult, make_user_message
 from halter.core.tools import Permit, ToolSpec
 from halter.core.usage import Usage
 from halter.models.providers import make_model
+from halter.spec.models import Provider
 
 SCHEMA = b'{"type":"object","properties":{"path":{"type":"string"}},"required":["path"]}'
 TOOL = ToolSpec(name="read_file", description="Reads a file.", schema=SCHEMA)

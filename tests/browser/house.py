@@ -17,7 +17,6 @@ from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, WorkerId
 from halter.core.ports import Lease, Query
 from halter.core.rows import SessionRow
-from halter.core.spec import OidcSpec, SignOnSpec
 from halter.operations import control
 from halter.operations.actor import ROLES, Actor, Principal
 from halter.runtime.assemble import open_trust
@@ -29,6 +28,7 @@ from halter.server.listener import bind, format_address, serve_asgi
 from halter.server.oidc import make_oidc_sign_on
 from halter.server.server import ServerExtras, serve_web
 from halter.settings import read_settings
+from halter.spec.fleet import OidcSpec, SignOnSpec
 from halter.state.lifecycle import start_session
 from tests.server.fickle import Fickle
 from tests.server.provider import CLIENT, SECRET, Provider

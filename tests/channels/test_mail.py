@@ -10,9 +10,9 @@ import pytest
 from letters import LETTER, PASSWORD, Postbox
 from msgspec.structs import replace
 
-from halter.core.agent_spec import Channel
 from halter.core.ports import DeliveryFailed, OutgoingNotification
 from halter.notify import compose_mail, make_message_id, make_sender
+from halter.spec.channels import Channel
 
 SECRETS = {"MAIL": PASSWORD}
 

@@ -8,9 +8,9 @@ import pytest
 from letters import LETTER, Listener
 from msgspec.structs import replace
 
-from halter.core.agent_spec import Channel
 from halter.core.ports import DeliveryFailed, OutgoingNotification
 from halter.notify import make_sender
+from halter.spec.channels import Channel
 
 # The library imports modules of Python's own that are about to go.
 pytestmark = pytest.mark.filterwarnings("ignore:.*slated for removal:DeprecationWarning")

@@ -18,7 +18,6 @@ from halter.autonomy.resident import ResidentSession, SupervisedSensor, WatchedS
 from halter.autonomy.signals import Score, ScoringFailure, Signals
 from halter.autonomy.upkeep import REST_STATES
 from halter.config.sections import compile_signals
-from halter.core.agent_spec import Autonomy, Gate, HotField, Pacing, SensorSource, SensorSpec, Signal
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.errors import ModelUnavailable
 from halter.core.events import RequestStarted, TurnEnded, TurnSkipped, TurnStarted, WakePosted
@@ -41,6 +40,8 @@ from halter.loop.session_runtime import SessionRuntime
 from halter.models.providers import Prices
 from halter.redaction.secrets import GivenSecrets
 from halter.sensors.poll import make_poll_sensor
+from halter.spec.autonomy import Autonomy, Gate, HotField, Pacing
+from halter.spec.sensors import SensorSource, SensorSpec, Signal
 from halter.state.receipt import Receipt
 from halter.tasks.conversation import Conclusion, Conversation
 from halter.testing.fakes import Crash

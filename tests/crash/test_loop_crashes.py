@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from halter.core.agent_spec import BrainSpec
 from halter.core.clock import SECOND
 from halter.core.errors import ModelUnavailable
 from halter.core.ids import session_stream
@@ -24,6 +23,7 @@ from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.loop.decide import Turn
 from halter.loop.history import SessionHistory
 from halter.models.scripted import Scripted
+from halter.spec.models import BrainSpec
 from halter.state import lifecycle
 from halter.state.receipt import Receipt
 from halter.testing.fakes import Crash

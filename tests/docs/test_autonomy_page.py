@@ -11,7 +11,6 @@ from halter.config.merge import FleetConfig
 from halter.config.resolve import resolve_agent
 from halter.config.sections import list_unwritten_fields
 from halter.config.yaml_reader import load_bytes
-from halter.core.agent_spec import ALWAYS_WAKING_NAMES, Autonomy, SensorType
 from halter.core.clock import MINUTE, SECOND, format_duration
 from halter.core.events import (
     AnyEvent,
@@ -25,6 +24,8 @@ from halter.core.events import (
 from halter.runtime.feed import name_feed_event
 from halter.runtime.runtime import DEFAULT_LEASE_DURATION
 from halter.runtime.worker import MAX_TAKEOVERS
+from halter.spec.autonomy import ALWAYS_WAKING_NAMES, Autonomy
+from halter.spec.sensors import SensorType
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "autonomy.md").read_text("utf-8")

@@ -3,9 +3,9 @@
 import re
 from typing import get_args
 
-from halter.core.spec import MODES
 from halter.core.vocabulary import DecisionKind, Outcome
 from halter.guard.judge import LEVEL_TABLE
+from halter.spec.policy import MODES
 from tests.docs.pages import ROOT
 
 PAGE = (ROOT / "docs" / "guard.md").read_text("utf-8")

@@ -4,9 +4,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from halter.core.spec import MODES
 from halter.core.tools import LEVELS
 from halter.guard.judge import LEVEL_TABLE
+from halter.spec.policy import MODES
 from scripts.pictures import DARK, FOLDER, LIGHT, animated, chosen, draw_levels, picture, screens
 
 SVG = "{http://www.w3.org/2000/svg}"

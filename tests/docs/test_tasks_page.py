@@ -7,9 +7,10 @@ from halter.config.agent_files import parse_agent
 from halter.config.merge import FleetConfig
 from halter.config.resolve import REVIEW_PHASES, resolve_agent
 from halter.config.yaml_reader import load_bytes
-from halter.core.agent_spec import ChannelType, Notify, Schedule, Watch, Webhook
 from halter.core.clock import DAY, format_duration
-from halter.core.spec import AgentSpec
+from halter.spec.agent import AgentSpec
+from halter.spec.channels import ChannelType, Notify
+from halter.spec.triggers import Schedule, Watch, Webhook
 from halter.tasks.task_tools import RETRY_PAUSES
 
 DOCS = Path(__file__).parents[2] / "docs"

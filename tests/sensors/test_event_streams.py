@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from halter.autonomy.resident import MAX_BACKOFF, MIN_BACKOFF
-from halter.core.agent_spec import SensorSource
-from halter.core.agent_spec import SensorSpec as Spec
 from halter.core.clock import SECOND
 from halter.core.tools import Sensor, SensorFailed
 from halter.sensors.stream import find_stream_format, is_sendable, make_stream_sensor
+from halter.spec.sensors import SensorSource
+from halter.spec.sensors import SensorSpec as Spec
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
 OPEN = OK + b"connection: close\r\n\r\n"

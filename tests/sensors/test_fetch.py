@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from halter.autonomy.resident import MIN_BACKOFF
-from halter.core.agent_spec import SensorSource
-from halter.core.agent_spec import SensorSpec as Spec
 from halter.core.clock import SECOND
 from halter.core.tools import Failed, Invalid, Permit, SensorFailed, Tool, Valid, find_secret_names
 from halter.sensors.poll import Fetch, make_poll_sensor, parse_json_value
+from halter.spec.sensors import SensorSource
+from halter.spec.sensors import SensorSpec as Spec
 
 MADE_UP = "made-up-key-123"
 

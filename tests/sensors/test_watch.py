@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from halter.core import folders
-from halter.core.agent_spec import SensorSource
-from halter.core.agent_spec import SensorSpec as Spec
 from halter.core.tools import Sensor, SensorFailed
 from halter.sensors import files
 from halter.sensors.files import make_watch_sensor, read_first_look
+from halter.spec.sensors import SensorSource
+from halter.spec.sensors import SensorSpec as Spec
 
 
 def make_spec(pattern: str = "*", path: str = "inbox") -> Spec:

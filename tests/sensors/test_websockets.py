@@ -12,11 +12,11 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from halter.autonomy.resident import MIN_BACKOFF
-from halter.core.agent_spec import SensorSource
-from halter.core.agent_spec import SensorSpec as Spec
 from halter.core.clock import SECOND
 from halter.core.tools import Sensor, SensorFailed
 from halter.sensors.stream import make_stream_sensor
+from halter.spec.sensors import SensorSource
+from halter.spec.sensors import SensorSpec as Spec
 
 MADE_UP = "made-up-key-123"
 

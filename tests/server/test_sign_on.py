@@ -16,7 +16,6 @@ from halter.core.errors import ConfigError, StoreUnavailable
 from halter.core.events import PersonSignedOn, SignOnRefused
 from halter.core.ids import FLEET
 from halter.core.ports import Store
-from halter.core.spec import SignOnSpec
 from halter.operations.actor import Principal
 from halter.runtime.runtime import open_runtime
 from halter.server.auth import (
@@ -33,6 +32,7 @@ from halter.server.auth import (
 from halter.server.middleware import AuthState, ServerLimits
 from halter.server.sign_on import SignOnLog, make_proxy_sign_on
 from halter.settings import read_settings
+from halter.spec.fleet import SignOnSpec
 from halter.testing.world import World
 
 NOW = 1_767_225_600_000_000

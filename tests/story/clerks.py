@@ -9,7 +9,6 @@ import msgspec
 
 from halter.cli.serve import create_token
 from halter.config.trust import TrustFile, digest_folder
-from halter.core.agent_spec import Schedule, Watch
 from halter.core.clock import DAY, HOUR
 from halter.core.events import (
     CallStarted,
@@ -33,6 +32,7 @@ from halter.guard.ledger import ActualResult
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.trigger_runner import make_trigger, record_trigger_events
 from halter.settings import read_settings
+from halter.spec.triggers import Schedule, Watch
 from halter.state import lifecycle
 from halter.testing.fakes import HoldTaken, hold
 

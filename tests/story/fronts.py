@@ -6,7 +6,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from halter.core.agent_spec import Schedule
 from halter.core.clock import SECOND
 from halter.core.ids import FLEET, inbox_stream, make_worker_id
 from halter.core.ports import Query, Stored
@@ -15,6 +14,7 @@ from halter.dispatch.heartbeat import renew_leases
 from halter.runtime.agent_context import AgentContext, models_of
 from halter.runtime.assemble import assemble_agent
 from halter.runtime.message_router import ForwardedMessage, HandledMessage, handle_message
+from halter.spec.triggers import Schedule
 from halter.testing.world import World
 from tests.story.autonomous import Fleet
 

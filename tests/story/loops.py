@@ -14,7 +14,6 @@ from halter.config.agent_files import parse_agent
 from halter.config.merge import FleetConfig
 from halter.config.resolve import resolve_policy
 from halter.config.yaml_reader import load_bytes
-from halter.core.agent_spec import Autonomy, BrainSpec, Pacing
 from halter.core.clock import SECOND
 from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, make_worker_id, session_stream
@@ -36,6 +35,8 @@ from halter.models.providers import Prices
 from halter.models.scripted import Scripted, ScriptedFailure, ScriptLine
 from halter.policy.evaluation import ResolvedPolicy
 from halter.redaction.secrets import GivenSecrets
+from halter.spec.autonomy import Autonomy, Pacing
+from halter.spec.models import BrainSpec
 from halter.state import lifecycle
 from halter.state.receipt import Receipt, make_receipt
 from halter.tasks.conversation import AttendedTurnPolicy, Conclusion, Conversation, TurnPolicy

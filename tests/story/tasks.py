@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from halter.core.agent_spec import VERBS
 from halter.core.events import AnyEvent, SessionEnded
 from halter.core.ids import StreamId, session_stream, trigger_stream
 from halter.core.money import BudgetRow, micros_to_usd
 from halter.core.ports import Query, Stored
 from halter.core.rows import ItemRow, SessionRow, SpendRow, TriggerRow
 from halter.journal.verify import verify_store
+from halter.spec.tasks import VERBS
 from halter.state.receipt import Receipt, make_receipt
 from halter.testing.world import World
 from tests.story.autonomous import Fleet

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from loops import Story, used
 
-from halter.core.agent_spec import BrainSpec
 from halter.core.events import RequestStarted
 from halter.core.ids import WorkerId, session_stream
 from halter.core.messages import (
@@ -31,6 +30,7 @@ from halter.guard.prepare import SessionContext
 from halter.guard.request import AnsweredRequest, ModelRequest
 from halter.models.providers import Prices
 from halter.present.receipt import _summary
+from halter.spec.models import BrainSpec
 from halter.testing.world import World
 from halter_drills.workload import begin_session, make_session_context, policy_of
 

@@ -17,12 +17,13 @@ from halter import Agent
 from halter.cli.commands import build_command_tree
 from halter.core.ids import SortableIds
 from halter.core.money import Cap, micros_to_usd
-from halter.core.spec import Phase, Policy, ToolRule
 from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.journal.open import open_store
 from halter.models.scripted import ScriptLine
 from halter.policy.evaluation import ResolvedPolicy
 from halter.runtime.backtest import ERASED, MASKED, Backtest, PolicyChange, backtest, measure_use
+from halter.spec.agent import Phase
+from halter.spec.policy import Policy, ToolRule
 from tests.story.clerks import environment
 
 CENT = 10_000

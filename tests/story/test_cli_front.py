@@ -169,8 +169,8 @@ def test_an_agent_runs_ends_keeps_and_promotes_nothing(ada: Person) -> None:
 
 
 def test_a_person_can_retry_a_quarantined_document(ada: Person) -> None:
-    from halter.core.agent_spec import Watch
     from halter.runtime.trigger_runner import make_trigger
+    from halter.spec.triggers import Watch
 
     event = ItemSeen(trigger="desk/in", item="abc123", name="a.txt")
     quarantined = ItemQuarantined(trigger="desk/in", item="abc123", attempts=3, sentence="It failed.")

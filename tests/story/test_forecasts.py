@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from halter.autonomy.triggers import Forecast, forecast_bounds
 from halter.config.agent_files import read_agent
 from halter.config.resolve import resolve_agent
-from halter.core.agent_spec import AnyTrigger, Schedule, Watch, trigger_id
 from halter.core.clock import DAY, HOUR, MINUTE
 from halter.core.events import SessionStarted
 from halter.core.money import DOLLAR, Cap, Caps, micros_to_usd
@@ -22,6 +21,7 @@ from halter.core.ports import Query
 from halter.core.rows import SpendRow
 from halter.runtime.forecast import SpendingForecast, find_clockwork, forecast_spending
 from halter.runtime.trigger_runner import make_trigger
+from halter.spec.triggers import AnyTrigger, Schedule, Watch, trigger_id
 from halter.state import lifecycle
 from halter.testing.world import VIRTUAL_START, World
 from tests.story.autonomous import Fleet

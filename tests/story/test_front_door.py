@@ -6,7 +6,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from halter.core.agent_spec import Schedule
 from halter.core.clock import HOUR, MINUTE
 from halter.core.events import DecisionAsked, MessageRouted
 from halter.core.ids import FLEET
@@ -18,6 +17,7 @@ from halter.models.scripted import Scripted
 from halter.runtime.message_router import ForwardedMessage, HandledMessage
 from halter.runtime.session_runner import attend_session
 from halter.runtime.session_start import begin_session
+from halter.spec.triggers import Schedule
 from halter.testing.world import World
 from tests.story.autonomous import CALM
 from tests.story.fronts import THINKS, front

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from halter.config.resolve import REVIEW_PHASES as WALK
-from halter.core.agent_spec import VERBS
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import CallRefused, CallStarted
 from halter.dispatch.heartbeat import acquire_lease
@@ -15,6 +14,7 @@ from halter.runtime.session_builder import build_live_session
 from halter.runtime.session_origin import read_session_row
 from halter.runtime.session_runner import run_agent_tool
 from halter.runtime.session_start import begin_session
+from halter.spec.tasks import VERBS
 from halter.testing.world import World
 from tests.story.tasks import REVIEW, UNBRAKED, Office, all_is_well, watch
 

@@ -20,7 +20,6 @@ from halter.core.events import RuleEnded, RuleMade, SessionStarted
 from halter.core.ids import FLEET, WorkerId
 from halter.core.ports import Draft, Lease, Write
 from halter.core.rows import RuleRow
-from halter.core.spec import Phase
 from halter.guard.approvals import AnyCondition, EachArgument, SameArguments, encode_matcher
 from halter.guard.call_answer import Answer
 from halter.guard.guard import GuardRuntime
@@ -29,6 +28,7 @@ from halter.guard.prepare import Call, SessionContext
 from halter.models.providers import Prices
 from halter.redaction.redact import Redactor
 from halter.redaction.secrets import GivenSecrets
+from halter.spec.agent import Phase
 from halter.state import lifecycle
 from halter.testing.world import World
 from halter.tools.function_tool import FunctionTool, tool

@@ -24,13 +24,11 @@ from halter.config.agent_files import parse_agent
 from halter.config.merge import parse_fleet
 from halter.config.resolve import resolve_policy
 from halter.config.yaml_reader import load_bytes
-from halter.core.agent_spec import Playbook, Step
 from halter.core.clock import SystemClock
 from halter.core.events import SessionStarted
 from halter.core.ids import SortableIds, WorkerId
 from halter.core.ports import Query
 from halter.core.rows import HoldRow
-from halter.core.spec import Phase
 from halter.core.tools import Failed, Tool
 from halter.core.vocabulary import Outcome
 from halter.guard.call_answer import Answer
@@ -42,6 +40,8 @@ from halter.loop.session_runtime import SessionRuntime
 from halter.models.providers import Prices
 from halter.redaction.redact import Redactor
 from halter.redaction.secrets import GivenSecrets
+from halter.spec.agent import Phase
+from halter.spec.playbook import Playbook, Step
 from halter.state import lifecycle
 from halter.state.session import replay
 from halter.tasks.playbooks import Task, walk_playbook

@@ -25,7 +25,6 @@ from halter.core.events import RuleMade, SessionStarted
 from halter.core.ids import FLEET, SessionId, SortableIds, WorkerId
 from halter.core.ports import Committed, Draft, Lease, Query, Rows, Store, Write
 from halter.core.rows import AuditRow, RateRow, RuleRow
-from halter.core.spec import Phase
 from halter.core.vocabulary import R
 from halter.guard.approvals import SameArguments, encode_matcher
 from halter.guard.call_answer import Answer
@@ -35,6 +34,7 @@ from halter.journal.open import open_store
 from halter.models.providers import Prices
 from halter.redaction.redact import Redactor
 from halter.redaction.secrets import GivenSecrets
+from halter.spec.agent import Phase
 from halter.state import lifecycle
 from halter.testing.world import World
 from halter.tools.function_tool import FunctionTool, tool

@@ -12,7 +12,6 @@ from halter.core.clock import MINUTE, SECOND
 from halter.core.events import CallSettled
 from halter.core.ids import make_worker_id, session_stream
 from halter.core.ports import Lease
-from halter.core.spec import Phase
 from halter.core.tools import Tool
 from halter.guard.call_answer import Answer
 from halter.guard.guard import GuardRuntime
@@ -20,6 +19,7 @@ from halter.guard.halts import halt, resume
 from halter.guard.prepare import Call, SessionContext
 from halter.models.providers import Prices
 from halter.redaction.secrets import GivenSecrets
+from halter.spec.agent import Phase
 from halter.testing.world import World
 from halter.tools.function_tool import tool
 

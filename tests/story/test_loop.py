@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from halter.core.agent_spec import BrainSpec
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import SessionParked, TurnEnded
 from halter.core.usage import ModelName
 from halter.core.vocabulary import SessionKind
 from halter.guard.halts import cancel, halt, resume
 from halter.models.scripted import Scripted
+from halter.spec.models import BrainSpec
 from halter.state import lifecycle
 from halter.tasks.conversation import Conclusion
 from halter.testing.world import World

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from halter.core.agent_spec import BrainSpec
 from halter.core.events import ContextCut
 from halter.core.messages import Message, Prompt, Text, ToolCall, ToolResult, bound_prompt_tokens
 from halter.core.ports import read_body
@@ -15,6 +14,7 @@ from halter.core.usage import ModelName, Price, Usage
 from halter.loop.history import SessionHistory
 from halter.loop.loop import LiveContext
 from halter.models.scripted import Scripted
+from halter.spec.models import BrainSpec
 from halter.testing.world import World
 from tests.story.loops import Story, calls, fails, says
 

@@ -7,11 +7,11 @@ from decimal import Decimal
 
 import pytest
 
-from halter.core.agent_spec import BrainSpec
 from halter.core.clock import SECOND
 from halter.core.usage import ModelName, Price
 from halter.guard.halts import cancel, halt
 from halter.models.scripted import Scripted
+from halter.spec.models import BrainSpec
 from halter.testing.world import World
 from tests.story.loops import Story, calls, fails, says, used
 from tests.story.test_loop_hostile import Echoing, attend_story, same_again

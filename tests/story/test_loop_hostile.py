@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from halter.core.agent_spec import BrainSpec, ContextStrategy
 from halter.core.clock import MINUTE, SECOND, SystemClock
 from halter.core.errors import ConfigError
 from halter.core.events import RequestStarted
@@ -23,6 +22,7 @@ from halter.journal.retention import erase_session_bodies
 from halter.loop.loop import LiveContext
 from halter.models.scripted import Scripted, ScriptLine
 from halter.runtime.agent import Agent
+from halter.spec.models import BrainSpec, ContextStrategy
 from halter.state import lifecycle
 from halter.state.session import InFlight
 from halter.testing.fakes import HoldTaken, hold

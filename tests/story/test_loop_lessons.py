@@ -2,7 +2,6 @@
 
 import pytest
 
-from halter.core.agent_spec import BrainSpec
 from halter.core.clock import SECOND
 from halter.core.messages import Prompt, Reply, Text, TextListener, ToolCall, ToolResult
 from halter.core.tools import Permit
@@ -10,6 +9,7 @@ from halter.core.usage import ModelName
 from halter.core.vocabulary import SessionKind
 from halter.guard.halts import halt, resume
 from halter.models.scripted import Scripted, ScriptLine
+from halter.spec.models import BrainSpec
 from halter.state import lifecycle
 from halter.testing.world import World
 from tests.story.loops import Story, calls, fails, says

@@ -9,7 +9,6 @@ import pytest
 from letters import Postbox
 from msgspec.structs import replace
 
-from halter.core.agent_spec import Channel, Notify, Tasks
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.errors import StoreUnusable
 from halter.core.events import NotificationFailed, NotificationQueued, NotificationSent
@@ -30,6 +29,8 @@ from halter.redaction.secrets import GivenSecrets
 from halter.runtime.notices import ChannelKey, Outbox, make_senders
 from halter.runtime.runtime import Runtime
 from halter.settings import read_settings
+from halter.spec.channels import Channel, Notify
+from halter.spec.tasks import Tasks
 from halter.tasks.task_tools import make_notification_key, queue_notification
 from halter.testing.fakes import StoreProxy
 from halter.testing.world import World, crash_everywhere

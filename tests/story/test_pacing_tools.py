@@ -14,7 +14,6 @@ from halter.config.agent_files import AgentFile, parse_agent
 from halter.config.merge import parse_fleet
 from halter.config.resolve import resolve_agent, resolve_policy
 from halter.config.yaml_reader import load_bytes
-from halter.core.agent_spec import Pacing
 from halter.core.errors import ConfigError
 from halter.core.ids import Digest, WorkerId
 from halter.core.ports import Query
@@ -24,6 +23,7 @@ from halter.runtime.assemble import AssembledAgent, assemble_agent, check_pacing
 from halter.runtime.runtime import open_runtime
 from halter.runtime.session_start import AgentContext, begin_session
 from halter.settings import read_settings
+from halter.spec.autonomy import Pacing
 from halter.tools.function_tool import tool
 
 KEY = "made-up-key-that-opens-nothing"

@@ -8,7 +8,6 @@ import pytest
 
 from halter.config.merge import parse_fleet
 from halter.config.yaml_reader import load_bytes
-from halter.core.agent_spec import Schedule
 from halter.core.clock import DAY, HOUR
 from halter.core.events import TriggerMade
 from halter.core.ids import trigger_stream
@@ -26,6 +25,7 @@ from halter.guard.approvals import (
 from halter.guard.judge import adopt_first_policy
 from halter.runtime.message_router import HandledMessage
 from halter.runtime.runtime import make_adoption_event
+from halter.spec.triggers import Schedule
 from halter.state.trigger_records import TriggerRecord
 from halter.testing.world import World
 from tests.story.autonomous import CALM

@@ -11,11 +11,11 @@ from halter.config.merge import FleetConfig, read_fleet
 from halter.config.resolve import resolve_agent, resolve_policy
 from halter.config.roots import render_starter_files
 from halter.config.yaml_reader import load_file
-from halter.core.agent_spec import KNOWN_PROVIDERS, BrainSpec
 from halter.core.clock import SystemClock
 from halter.core.usage import ModelName, Unpriced, Usage
 from halter.models.providers import Prices
 from halter.models.scripted import make_scripted_model
+from halter.spec.models import KNOWN_PROVIDERS, BrainSpec
 
 PROVIDERS = Path(__file__).parents[2] / "examples" / "providers"
 FOLDERS = sorted(path.parent for path in PROVIDERS.glob("*/agent.yaml"))

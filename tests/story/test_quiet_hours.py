@@ -18,7 +18,6 @@ from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.errors import ConfigError
 from halter.core.ports import Query
 from halter.core.rows import DecisionRow
-from halter.core.spec import QuietHours
 from halter.operations import decisions
 from halter.operations.actor import Actor, Principal
 from halter.operations.decisions import ApprovalTerms
@@ -26,6 +25,7 @@ from halter.operations.queries import read_needs
 from halter.policy.evaluation import QuestionTerms, ResolvedPolicy
 from halter.policy.order import list_orders
 from halter.runtime.supervisor import NOTICE_POLLING_INTERVAL
+from halter.spec.policy import QuietHours
 from halter.testing.world import World
 from tests.story.autonomous import CALM, Fleet
 from tests.story.test_notices import TOOLS, WIPES, list_notifications

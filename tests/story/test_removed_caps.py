@@ -10,7 +10,6 @@ from halter.config.agent_files import parse_agent
 from halter.config.merge import FleetConfig
 from halter.config.resolve import resolve_policy
 from halter.config.yaml_reader import load_bytes
-from halter.core.agent_spec import Watch
 from halter.core.events import CallStarted, SessionStarted
 from halter.core.ids import SessionId, WorkerId
 from halter.core.money import DOLLAR, Cap, Caps, Spender, make_legs
@@ -21,6 +20,7 @@ from halter.operations.queries import read_needs
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.trigger_runner import make_trigger
 from halter.settings import read_settings
+from halter.spec.triggers import Watch
 from halter.state import lifecycle
 from halter.testing.fakes import HoldTaken, hold
 from tests.story.clerks import environment

@@ -20,7 +20,6 @@ from halter.core.messages import Message, Prompt, Reply, Text, TextListener, Too
 from halter.core.money import Account, BudgetRow, usd_to_micros
 from halter.core.ports import Committed, Draft, Lease, Query, Stored, Write, read_body
 from halter.core.rows import HoldRow, SpendRow
-from halter.core.spec import Phase
 from halter.core.tools import Permit, ToolSpec
 from halter.core.usage import ModelName, ModelPrices, Price, PriceTable, Unpriced, Usage
 from halter.guard.halts import BudgetBusy, halt, resume
@@ -32,6 +31,7 @@ from halter.guard.request import AnsweredRequest, FailedRequest, ModelRequest, R
 from halter.guard.tool_door import ToolDoor
 from halter.models.providers import Prices, Tariff, compile_stated_price
 from halter.models.scripted import Scripted, ScriptedFailure, ScriptLine, say
+from halter.spec.agent import Phase
 from halter.state import lifecycle
 from halter.state.receipt import make_receipt
 from halter.state.session import replay

@@ -16,7 +16,6 @@ from halter.core.ids import WorkerId, session_stream
 from halter.core.messages import Reply, Text
 from halter.core.ports import Query
 from halter.core.rows import SpendRow
-from halter.core.spec import Phase
 from halter.core.usage import ModelName, Price, Usage
 from halter.guard.halts import halt
 from halter.guard.model_door import ModelDoor
@@ -24,6 +23,7 @@ from halter.guard.prepare import Call, PreparedCall, SessionContext, prepare_cal
 from halter.guard.simulation import SIMULATION_LABEL, NotSimulated, Simulated, Simulator
 from halter.models.providers import Prices
 from halter.models.scripted import Scripted, ScriptedFailure, ScriptLine, say
+from halter.spec.agent import Phase
 from halter.state import lifecycle
 from halter.testing.world import World
 from halter.tools.function_tool import tool

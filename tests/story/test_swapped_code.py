@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from halter.config.trust import AgentCode, digest_folder
-from halter.core.agent_spec import SkillScript
 from halter.core.errors import ConfigError
 from halter.core.folders import NO_PROTECTED_PATHS
 from halter.core.tools import Failed, Permit, Tool, Valid
 from halter.runtime.assemble import AssembledAgent, assemble_agent, open_trust, read_trusted_servers, require_trusted
 from halter.runtime.runtime import open_runtime
 from halter.settings import Settings, read_settings
+from halter.spec.skills import SkillScript
 from halter.tools.function_tool import FunctionTool
 from halter.tools.shell import make_script_tool
 from halter.tools.trusted_code import TrustedFiles

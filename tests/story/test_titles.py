@@ -6,7 +6,6 @@ import pytest
 from library_bench import PRICED, Bench
 from loops import says
 
-from halter.core.agent_spec import Playbook, Step
 from halter.core.events import ItemSeen, RunStarted, SessionStarted
 from halter.core.ids import SessionId, make_worker_id, trigger_stream
 from halter.core.ports import Draft, Query, Write
@@ -19,6 +18,7 @@ from halter.present.sheet import Listing
 from halter.present.tables import build_sessions_sheet
 from halter.runtime.runtime import open_runtime
 from halter.settings import read_settings
+from halter.spec.playbook import Playbook, Step
 from halter.state import lifecycle
 from halter.tasks.playbooks import Task, encode_task
 from tests.story.test_cli_talk import Person

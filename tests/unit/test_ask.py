@@ -12,10 +12,10 @@ from halter.config.resolve import resolve_policy
 from halter.config.yaml_reader import load_bytes
 from halter.core.events import CallRefused
 from halter.core.rows import RuleRow
-from halter.core.spec import Phase
 from halter.guard.approvals import SameArguments, encode_matcher
 from halter.guard.judge import judge_call
 from halter.guard.prepare import Call, PreparedCall, SessionContext, prepare_call
+from halter.spec.agent import Phase
 from halter.tools.function_tool import FunctionTool, tool
 
 

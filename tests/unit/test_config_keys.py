@@ -13,29 +13,18 @@ from halter.config.decode import agent_schema, fleet_schema
 from halter.config.merge import FleetConfig, parse_fleet, read_fleet
 from halter.config.resolve import REVIEW_PHASES, resolve_agent, resolve_policy
 from halter.config.yaml_reader import load_bytes
-from halter.core.agent_spec import BrainSpec, Provider
 from halter.core.clock import DAY, HOUR, MINUTE
 from halter.core.errors import ConfigError
 from halter.core.money import Cap, RateLimit
 from halter.core.provenance import ArgumentUse, Declaration
-from halter.core.spec import (
-    ChannelsSpec,
-    FilesSpec,
-    GatewaySpec,
-    NtfySpec,
-    OidcSpec,
-    Phase,
-    PricesSpec,
-    QuietHours,
-    ShellSpec,
-    SignOnSpec,
-    SlackSpec,
-    TelegramSpec,
-)
 from halter.core.tools import ProviderTool, ToolSpec
 from halter.core.usage import FREE_PRICE, Price
 from halter.policy.evaluation import ResolvedPolicy
 from halter.runtime.assemble import make_agent_tools
+from halter.spec.agent import FilesSpec, GatewaySpec, Phase, ShellSpec
+from halter.spec.fleet import ChannelsSpec, NtfySpec, OidcSpec, PricesSpec, SignOnSpec, SlackSpec, TelegramSpec
+from halter.spec.models import BrainSpec, Provider
+from halter.spec.policy import QuietHours
 
 
 def fleet(text: str) -> FleetConfig:

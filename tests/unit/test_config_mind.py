@@ -11,9 +11,9 @@ from halter.config.agent_files import AgentFile, parse_agent
 from halter.config.merge import FleetConfig, parse_fleet
 from halter.config.resolve import resolve_agent, resolve_policy
 from halter.config.yaml_reader import MAX_BYTES, load_bytes
-from halter.core.agent_spec import BrainSpec
 from halter.core.errors import ConfigError
 from halter.policy.order import is_covered
+from halter.spec.models import BrainSpec
 
 KEY = "sk-proj-mAdeUpKeyThatOpensNothing1234567890"
 

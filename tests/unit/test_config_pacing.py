@@ -13,9 +13,10 @@ from halter.config.merge import FleetConfig, parse_fleet
 from halter.config.resolve import redact_definition, resolve_agent, resolve_policy
 from halter.config.sections import compile_gate, compile_signals, list_unwritten_fields
 from halter.config.yaml_reader import load_bytes
-from halter.core.agent_spec import Autonomy, Detector, Gate, HotField, Pacing, SensorSource, SensorSpec, Update
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.errors import ConfigError
+from halter.spec.autonomy import Autonomy, Gate, HotField, Pacing
+from halter.spec.sensors import Detector, SensorSource, SensorSpec, Update
 
 TRADER = """\
 name: trader

@@ -10,8 +10,8 @@ from halter.config.agent_files import parse_agent
 from halter.config.merge import FleetConfig, parse_fleet
 from halter.config.resolve import resolve_agent
 from halter.config.yaml_reader import Document, load_bytes
-from halter.core.agent_spec import Pacing
 from halter.core.errors import ConfigError
+from halter.spec.autonomy import Pacing
 
 KEY = "sk-proj-mAdeUpKeyThatOpensNothing1234567890"
 

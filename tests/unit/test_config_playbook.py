@@ -8,8 +8,8 @@ import pytest
 
 from halter.config.agent_files import MAX_STEPS, parse_playbook, read_playbook
 from halter.config.yaml_reader import load_bytes
-from halter.core.agent_spec import MissingReference, Playbook, Results, bind_arguments
 from halter.core.errors import ConfigError
+from halter.spec.playbook import MissingReference, Playbook, Results, bind_arguments
 
 PAGE = json.dumps({"offers": [{"price": 12.5, "tags": ["a", "b"]}], "title": "Tea", "none": None})
 

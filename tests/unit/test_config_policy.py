@@ -16,10 +16,11 @@ from halter.config.policy import (
 from halter.config.resolve import read_model_rates, resolve_policy
 from halter.config.yaml_reader import Document, SourceMap, load_bytes
 from halter.core.errors import ConfigError
-from halter.core.spec import MODES, SIMULATE_MODES, FleetSpec
 from halter.core.tools import LEVELS, Level
 from halter.policy.evaluation import ResolvedPolicy
 from halter.policy.order import DifferenceKind
+from halter.spec.fleet import FleetSpec
+from halter.spec.policy import MODES, SIMULATE_MODES
 
 TOOLS: list[tuple[str, Level]] = [("look", "SAFE"), ("wipe", "RESTRICTED"), ("shell", "PRIVILEGED")]
 

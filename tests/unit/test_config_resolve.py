@@ -14,10 +14,12 @@ from halter.config.merge import FleetConfig, parse_fleet
 from halter.config.resolve import check_named_tools, list_unknown_tool_rules, resolve_policy
 from halter.config.yaml_reader import SourceMap, load_bytes
 from halter.core.errors import ConfigError
-from halter.core.spec import SIMULATE_MODES, AgentSpec, FleetSpec, LevelRule, Policy, ToolRule
 from halter.core.tools import LEVELS, Level, ToolSpec
 from halter.policy.evaluation import ResolvedPolicy
 from halter.policy.order import is_covered
+from halter.spec.agent import AgentSpec
+from halter.spec.fleet import FleetSpec
+from halter.spec.policy import SIMULATE_MODES, LevelRule, Policy, ToolRule
 
 RULES = ("always", None, "never")
 

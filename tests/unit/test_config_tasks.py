@@ -14,9 +14,11 @@ from halter.config.decode import agent_schema, fleet_schema
 from halter.config.merge import FleetConfig, parse_fleet
 from halter.config.resolve import IN_APP_CHANNEL, REVIEW_PHASES, check_named_tools, resolve_agent, resolve_policy
 from halter.config.yaml_reader import load_bytes
-from halter.core.agent_spec import VERBS, ActiveHours, Channel, Notify, Review, Tasks
 from halter.core.clock import MINUTE, SECOND
 from halter.core.money import Cap
+from halter.spec.autonomy import ActiveHours
+from halter.spec.channels import Channel, Notify
+from halter.spec.tasks import VERBS, Review, Tasks
 
 
 def fleet(text: str = "") -> FleetConfig:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halter.core.agent_spec import BrainSpec, ContextStrategy, ToolCalls
 from halter.core.messages import Message, Part, Text, ToolCall, ToolResult, bound_message_tokens, make_user_message
 from halter.loop.history import (
     MARKER_TOKENS,
@@ -33,6 +32,7 @@ from halter.loop.history import (
 )
 from halter.loop.prompt import build_prompt, build_stable_prefix
 from halter.loop.text_calls import to_text_message
+from halter.spec.models import BrainSpec, ContextStrategy, ToolCalls
 
 STRATEGIES: tuple[ContextStrategy, ...] = get_args(ContextStrategy)
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from halter.core.agent_spec import Autonomy
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.usage import Usage
+from halter.spec.autonomy import Autonomy
 from halter.testing.fakes import ManualClock
 from halter_drills.checker import RecordedEvent
 from halter_drills.flood import (

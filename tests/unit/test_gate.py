@@ -8,10 +8,10 @@ from msgspec import UNSET
 
 from halter.autonomy.hot_state import FieldChange
 from halter.autonomy.pace import AskGateModel, GateOpen, GateSkip, build_gate_prompt, open_gate, parse_gate_answer
-from halter.core.agent_spec import Gate
 from halter.core.messages import Reply, Text, ToolCall
 from halter.core.text import Expression, compile_expression
 from halter.loop.prompt import MAX_DATA_LENGTH
+from halter.spec.autonomy import Gate
 
 CASH = FieldChange("cash", 5, 6)
 KNOWS: Mapping[str, Any] = {"hot": {}, "before": {}, "changed": [], "skips": 0}

@@ -22,12 +22,12 @@ from halter.autonomy.hot_state import (
     Unchanged,
     list_changed_fields,
 )
-from halter.core.agent_spec import FieldType, HotField
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.messages import Text, ToolCall
 from halter.core.tools import HealthReport
 from halter.guard.call_answer import Answer
 from halter.loop.text_calls import MAX_VALUE_DEPTH
+from halter.spec.autonomy import FieldType, HotField
 from halter.testing.fakes import ManualClock
 
 NOW = 1_000 * HOUR

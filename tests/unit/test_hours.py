@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halter.core.agent_spec import ActiveHours
 from halter.core.clock import DAY, SECOND
 from halter.core.errors import ConfigError
 from halter.policy.hours import Hours, find_wake_time, parse_active_hours
+from halter.spec.autonomy import ActiveHours
 
 BERLIN, NEW_YORK, LORD_HOWE = "Europe/Berlin", "America/New_York", "Australia/Lord_Howe"
 

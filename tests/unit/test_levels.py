@@ -7,7 +7,6 @@ import pytest
 
 from halter.core.clock import DAY, HOUR
 from halter.core.money import Caps
-from halter.core.spec import MODES, SIMULATE_MODES, Approval, LevelRule, Mode, Policy, Simulate, ToolRule, ToolsSpec
 from halter.core.tools import LEVELS, Level, ToolSpec
 from halter.core.vocabulary import RiskLevel
 from halter.guard import judge
@@ -21,6 +20,8 @@ from halter.guard.judge import (
     needs_simulation,
 )
 from halter.policy.evaluation import ResolvedPolicy
+from halter.spec.agent import ToolsSpec
+from halter.spec.policy import MODES, SIMULATE_MODES, Approval, LevelRule, Mode, Policy, Simulate, ToolRule
 
 RISKS: tuple[RiskLevel | None, ...] = (None, "LOW", "MEDIUM", "HIGH", "CRITICAL")
 ASKS: dict[Level, str] = {

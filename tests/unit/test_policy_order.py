@@ -14,29 +14,15 @@ from halter.config.merge import FleetConfig
 from halter.config.resolve import resolve_policy
 from halter.config.yaml_reader import SourceMap
 from halter.core.clock import DAY, HOUR
-from halter.core.spec import (
-    MODES,
-    SIMULATE_MODES,
-    AgentBounds,
-    AgentSpec,
-    Approval,
-    FleetLimits,
-    FleetSpec,
-    LevelRule,
-    Limits,
-    ModelRate,
-    ModelSpec,
-    Policy,
-    ProvenanceMode,
-    QuietHours,
-    ShellBounds,
-    ToolRule,
-)
 from halter.core.tools import LEVELS, Level
 from halter.core.usage import FREE_PRICE, Price
 from halter.policy.evaluation import ResolvedPolicy, ToolPolicy
 from halter.policy.meet import meet, meet_policies, tighten
 from halter.policy.order import Lower, Mapped, Nested, Unordered, list_orders
+from halter.spec.agent import AgentSpec
+from halter.spec.fleet import FleetSpec, ModelSpec, ShellBounds
+from halter.spec.limits import AgentBounds, FleetLimits, Limits, ModelRate
+from halter.spec.policy import MODES, SIMULATE_MODES, Approval, LevelRule, Policy, ProvenanceMode, QuietHours, ToolRule
 
 UNKNOWN: Any = UNSET
 NIGHTS = tuple(

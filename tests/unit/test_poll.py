@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from halter.core.agent_spec import SensorSource
-from halter.core.agent_spec import SensorSpec as Spec
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.tools import MAX_READING_BYTES, Sensor, SensorFailed
 from halter.sensors.poll import MIN_POLLING_INTERVAL, compute_poll_rest, make_poll_sensor
+from halter.spec.sensors import SensorSource
+from halter.spec.sensors import SensorSpec as Spec
 from halter.testing.world import World
 
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from halter.core.agent_spec import KNOWN_PROVIDERS, Provider
 from halter.core.errors import ConfigError
 from halter.core.usage import ModelName
 from halter.models.providers import DEFAULT_WINDOW, LOCAL_WINDOW, Prices, estimate_window, make_model
 from halter.models.wire import WireModel
+from halter.spec.models import KNOWN_PROVIDERS, Provider
 
 
 def make_wire_model(name: str, environment: Mapping[str, str] | None = None, **providers: Provider) -> WireModel:

@@ -15,11 +15,11 @@ from halter.autonomy.signals import (
     describe_signal,
     resolve_threshold,
 )
-from halter.core.agent_spec import Detector, Signal
 from halter.core.clock import MINUTE, SECOND
 from halter.core.errors import LeaseLost, ModelUnavailable
 from halter.core.text import compile_expression
 from halter.core.tools import Reading
+from halter.spec.sensors import Detector, Signal
 
 KNOWS: Mapping[str, Any] = {"value": {}, "hot": {}}
 NOW = 1_000 * MINUTE

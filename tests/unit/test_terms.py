@@ -33,7 +33,6 @@ from halter.core.money import (
 )
 from halter.core.project import budget_key
 from halter.core.rows import FleetPolicyRow, HaltRow
-from halter.core.spec import Phase
 from halter.core.tools import Invalid, Permit, find_secret_names
 from halter.core.usage import FREE_PRICE, ModelName, ModelPrices, Price, Unpriced
 from halter.core.vocabulary import Row
@@ -43,6 +42,7 @@ from halter.guard.judge_request import ModelAttempt, compile_hold_terms, judge_a
 from halter.guard.prepare import Call, SessionContext, find_model_flaw, prepare_call
 from halter.models.providers import compile_stated_price
 from halter.policy.evaluation import ResolvedPolicy
+from halter.spec.agent import Phase
 from halter.tools.function_tool import FunctionTool, tool
 
 NOON = 1_767_268_800_000_000

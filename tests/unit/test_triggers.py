@@ -17,10 +17,10 @@ from halter.autonomy.triggers import (
     decide_schedule,
     decide_watch,
 )
-from halter.core.agent_spec import Schedule, Watch
 from halter.core.clock import MINUTE, SECOND
 from halter.core.rows import TriggerRow
 from halter.core.schedules import Timing
+from halter.spec.triggers import Schedule, Watch
 
 EVERY = Schedule(name="tick", prompt="Look.", every=MINUTE)
 TIMING = Timing(every=MINUTE, anchor=0)

@@ -8,7 +8,6 @@ import pytest
 from library_bench import Bench
 
 from halter import Agent, Result
-from halter.core.agent_spec import BrainSpec
 from halter.core.clock import SystemClock
 from halter.core.errors import ConfigError
 from halter.core.tools import ProviderTool
@@ -16,6 +15,7 @@ from halter.loop.history import Transcript
 from halter.loop.prompt import build_prompt, build_stable_prefix
 from halter.present.receipt import build_receipt_sheet
 from halter.present.sheet import Facts
+from halter.spec.models import BrainSpec
 
 SEARCHED: list[Any] = [
     {"type": "text", "text": "I look it up."},

@@ -10,7 +10,6 @@ import pytest
 from msgspec.structs import replace
 
 from halter import File
-from halter.core.agent_spec import Provider
 from halter.core.errors import ModelRejected
 from halter.core.messages import VOLATILE, Message, Prompt, Reply, Text, ToolCall, ToolResult, make_user_message
 from halter.core.tools import ToolSpec
@@ -19,6 +18,7 @@ from halter.models.input_files import make_files_message
 from halter.models.providers import make_model
 from halter.models.wire import ExchangeTerms, ModelHabits
 from halter.models.wire_format import shape_history
+from halter.spec.models import Provider
 
 CALLED = Message("assistant", (Text("Let me look.", "model"), ToolCall("id-1", "read_file", '{"path": "a.log"}')))
 RESULT = Message("user", (ToolResult("id-1", "read_file", "ok", "line one"),))

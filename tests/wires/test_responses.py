@@ -10,7 +10,6 @@ from library_bench import Bench, finished, shown
 from msgspec.structs import replace
 
 from halter import File, StreamChunk
-from halter.core.agent_spec import Provider, choose_wire
 from halter.core.errors import ContextOverflow, ModelUnavailable
 from halter.core.ids import SortableIds, session_stream
 from halter.core.messages import (
@@ -33,6 +32,7 @@ from halter.models.input_files import make_files_message
 from halter.models.providers import find_endpoint, make_model
 from halter.models.wire import ExchangeTerms, ModelHabits
 from halter.present.events import describe_event
+from halter.spec.models import Provider, choose_wire
 
 PRICE = {"price": {"input": 2, "cache_read": 0.5, "cache_write": 2.5, "output": 10}}
 MODEL = "openai:gpt-5.6"

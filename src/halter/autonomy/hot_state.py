@@ -12,7 +12,6 @@ from typing import Any, Final, cast
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from halter.core.agent_spec import FieldType, HotField
 from halter.core.clock import SECOND, Clock, format_duration
 from halter.core.messages import Text, ToolCall
 from halter.core.text import clean, describe_value, encode_body, join_names, shorten
@@ -30,6 +29,7 @@ from halter.loop.text_calls import (
     quote_text,
     to_json_line,
 )
+from halter.spec.autonomy import FieldType, HotField
 
 MAX_NOTES: Final = 20
 MAX_NOTE_LENGTH: Final = 500

@@ -18,7 +18,6 @@ from msgspec import UNSET, UnsetType
 
 from halter.autonomy.hot_state import FieldChange, HotStateSnapshot, LiveFacts
 from halter.autonomy.upkeep import ProgressEvent, count_fruitless_turns
-from halter.core.agent_spec import Gate, HotField, Pacing
 from halter.core.clock import SECOND, Clock, format_duration
 from halter.core.codec import decode
 from halter.core.ids import Digest, session_stream
@@ -37,6 +36,7 @@ from halter.loop.prompt import MAX_DATA_LENGTH, Worth, make_question_prompt, rea
 from halter.loop.session_runtime import SessionRuntime
 from halter.loop.text_calls import cut_text, encode_canonical, is_equal_json, to_json_line
 from halter.policy.hours import Hours, find_wake_time
+from halter.spec.autonomy import Gate, HotField, Pacing
 from halter.tasks.conversation import Inbox, OpenTurn
 
 

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from halter.autonomy.hot_state import ChangedValue, HotStateSnapshot, LiveFacts, RejectedValue, list_changed_fields
 from halter.autonomy.signals import ScoredSignal, Signals, describe_signal
-from halter.core.agent_spec import SensorSpec, Update
 from halter.core.clock import MINUTE, SECOND, Clock
 from halter.core.errors import HalterError, LeaseLost
 from halter.core.events import SensorChanged, WakePosted
@@ -26,6 +25,7 @@ from halter.core.tools import MAX_READING_BYTES, Health, HealthReport, Reading, 
 from halter.loop.loop import TurnLoop
 from halter.loop.session_runtime import SessionRuntime, raise_if_cancelled
 from halter.loop.text_calls import PathValue, find_path_value
+from halter.spec.sensors import SensorSpec, Update
 from halter.tasks.conversation import Conclusion, Conversation
 
 MIN_BACKOFF: Final = SECOND

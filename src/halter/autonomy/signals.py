@@ -11,12 +11,12 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET
 
-from halter.core.agent_spec import Detector, Signal
 from halter.core.clock import SECOND
 from halter.core.errors import ModelError
 from halter.core.text import EvaluationFailure, Expression, clean, describe_value, shorten
 from halter.core.tools import Reading
 from halter.loop.text_calls import MissingPath, NotJson, copy_json_value, cut_text, find_path_value, to_json_line
+from halter.spec.sensors import Detector, Signal
 
 MAX_SCORE: Final = 1_000_000.0
 """Maximum score, for a step of a number that was constant before."""

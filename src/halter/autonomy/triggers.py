@@ -14,7 +14,6 @@ from typing import Final
 import msgspec
 
 from halter.autonomy.upkeep import Unhealthy
-from halter.core.agent_spec import Schedule, Watch
 from halter.core.clock import MINUTE, SECOND, WindowLength, window_at, window_end
 from halter.core.events.triggers import SkipReason
 from halter.core.money import BudgetRow, Cap, Caps, ScopedCap, format_exact_micros
@@ -22,6 +21,7 @@ from halter.core.rows import TriggerRow
 from halter.core.schedules import TickCount, Timing, count_ticks, next_tick_after
 from halter.core.vocabulary import State
 from halter.policy.hours import Hours, find_wake_time
+from halter.spec.triggers import Schedule, Watch
 
 LATENESS_TOLERANCE: Final = MINUTE
 """A due time handled within this time was not missed."""

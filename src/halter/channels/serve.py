@@ -13,7 +13,6 @@ from halter.core.clock import MINUTE
 from halter.core.errors import ConfigError, require_module
 from halter.core.ports import Query
 from halter.core.rows import WorkerRow
-from halter.core.spec import ChannelsSpec
 from halter.core.tools import substitute_secrets
 from halter.loop.session_runtime import raise_if_cancelled, run_together
 from halter.operations.channels import CHANNELS, read_who
@@ -21,6 +20,7 @@ from halter.operations.health import Check, combine_checks, fail_check, pass_che
 from halter.policy.hours import parse_active_hours
 from halter.redaction.secrets import read_environment_secrets
 from halter.runtime.runtime import Runtime, read_local_fleet
+from halter.spec.fleet import ChannelsSpec
 from halter.state.channel import ChannelLog, ChannelState
 from halter.tools.http import make_tls_context
 

@@ -23,7 +23,6 @@ from halter.cli.command import (
 from halter.cli.commands import EvalGroup, PlainCommand
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
 from halter.cli.output import answer_json, print_sentence, warn
-from halter.core.agent_spec import Playbook, Step
 from halter.core.errors import ConfigError
 from halter.core.ids import SessionId, can_decide, session_stream
 from halter.core.money import format_compared_micros, format_usd
@@ -32,6 +31,7 @@ from halter.core.vocabulary import State
 from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.guard.ledger import read_budget
 from halter.runtime.runtime import Runtime
+from halter.spec.playbook import Playbook, Step
 from halter.tasks.playbooks import PlaybookOutcome
 
 AGENT_FILE: Final = "agent.yaml"

@@ -11,7 +11,7 @@ mapping with such a list under `steps` and a `max_cost_usd` for the whole playbo
   arguments: {path: price.txt, text: "${steps.page.json.offers.0.price}"}
 ```
 
-`halter.core.agent_spec` defines the references.
+`halter.spec.playbook` defines the references.
 """
 
 import errno
@@ -30,20 +30,13 @@ from msgspec.structs import asdict, replace
 
 from halter.config.decode import decode_document
 from halter.config.yaml_reader import MAX_BYTES, Document, KeyPath, SourceMap, load_bytes, load_file
-from halter.core.agent_spec import (
-    REFERENCE_PATTERN,
-    SCRIPT_RUNNERS,
-    Playbook,
-    Reference,
-    Skill,
-    SkillScript,
-    Step,
-    parse_reference,
-)
 from halter.core.errors import ConfigError
 from halter.core.money import usd_to_micros
-from halter.core.spec import AgentSpec, Limits
 from halter.core.text import describe_value, shorten, suggest_nearest
+from halter.spec.agent import AgentSpec
+from halter.spec.limits import Limits
+from halter.spec.playbook import REFERENCE_PATTERN, Playbook, Reference, Step, parse_reference
+from halter.spec.skills import SCRIPT_RUNNERS, Skill, SkillScript
 
 AGENT_FILE: Final = "agent.yaml"
 INSTRUCTIONS: Final = "AGENTS.md"

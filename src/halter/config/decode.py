@@ -17,13 +17,14 @@ import msgspec
 from msgspec import UNSET, UnsetType, inspect
 
 from halter.config.yaml_reader import Document, KeyPath, Mistake, SourceMap
-from halter.core.agent_spec import REFLEX, SCRIPTED
 from halter.core.clock import DAY_TIME_PATTERN, SECOND, parse_duration
 from halter.core.errors import ConfigError
 from halter.core.money import DOLLAR, usd_to_micros
-from halter.core.spec import AgentSpec, FleetSpec
 from halter.core.text import describe_value, suggest_nearest
 from halter.core.usage import ModelName
+from halter.spec.agent import AgentSpec
+from halter.spec.fleet import FleetSpec
+from halter.spec.models import REFLEX, SCRIPTED
 
 MAX_SAFE_INTEGER: Final = 2**53
 """The largest integer that every store and JSON parser represents exactly."""

@@ -15,7 +15,6 @@ from halter.config.decode import decode_document, format_key_path, make_mistake,
 from halter.config.sections import list_channel_mistakes
 from halter.config.yaml_reader import Document, KeyPath, Mistake, SourceMap, load_file
 from halter.core.errors import ConfigError
-from halter.core.spec import FleetSpec, Limits, Mode, Policy, ShellBounds, ToolsSpec
 from halter.core.text import join_names
 from halter.core.tools import ProviderTool
 from halter.core.usage import is_encrypted_or_local
@@ -23,6 +22,10 @@ from halter.policy.defaults import APPROVAL_EXPIRY, default_levels
 from halter.policy.difference import Difference
 from halter.policy.meet import tighten, tighten_key
 from halter.policy.order import is_covered
+from halter.spec.agent import ToolsSpec
+from halter.spec.fleet import FleetSpec, ShellBounds
+from halter.spec.limits import Limits
+from halter.spec.policy import Mode, Policy
 
 FLEET_FILE: Final = "halter.yaml"
 

@@ -16,11 +16,11 @@ from halter.config.decode import format_key_path
 from halter.config.merge import FleetConfig, parse_fleet
 from halter.config.yaml_reader import Document, KeyPath, SourceMap
 from halter.core.errors import ConfigError
-from halter.core.spec import AgentBounds, Limits
 from halter.policy.defaults import DEFAULT_LIMITS, default_fleet
 from halter.policy.difference import Difference
 from halter.policy.meet import meet, meet_policies
 from halter.policy.order import DifferenceKind, list_orders
+from halter.spec.limits import AgentBounds, Limits
 
 STORED_POLICY_NAME: Final = "this store's policy"
 FILE_ONLY_KEYS: Final = frozenset(("notify", "channels", "sign_on", "prices"))

@@ -42,37 +42,9 @@ from halter.config.sections import (
     list_triggers,
 )
 from halter.config.yaml_reader import MAX_BYTES, Document, KeyPath, SourceMap, load_bytes
-from halter.core.agent_spec import (
-    CLOUD_HOSTS,
-    KNOWN_PROVIDERS,
-    REFLEX,
-    SCRIPTED,
-    UNKNOWN_PROVIDER,
-    VERBS,
-    Anonymize,
-    Autonomy,
-    BrainSpec,
-    Channel,
-    CloudName,
-    Gate,
-    Notify,
-    OneModel,
-    Pacing,
-    Playbook,
-    Provider,
-    Schedule,
-    SensorSource,
-    Skill,
-    Spec,
-    Tasks,
-    Verbs,
-    WireFormat,
-    choose_wire,
-)
 from halter.core.clock import MINUTE
 from halter.core.errors import ConfigError
 from halter.core.money import Cap, Caps, RateLimit
-from halter.core.spec import AgentBounds, AgentSpec, FleetSpec, Limits, Phase, PhasePlan, ProviderSpec
 from halter.core.text import describe_value, join_names, shorten, suggest_nearest
 from halter.core.tools import TOOLS_BY_FAMILY, ToolSpec, find_secret_names
 from halter.core.usage import FREE_PRICE, ModelName
@@ -89,6 +61,30 @@ from halter.policy.defaults import (
 from halter.policy.evaluation import ResolvedPolicy
 from halter.policy.meet import tighten
 from halter.policy.order import is_covered
+from halter.spec.agent import AgentSpec, Phase, PhasePlan
+from halter.spec.autonomy import Autonomy, Gate, Pacing
+from halter.spec.channels import Channel, Notify
+from halter.spec.fleet import FleetSpec
+from halter.spec.forms import OneModel, Spec
+from halter.spec.limits import AgentBounds, Limits
+from halter.spec.models import (
+    CLOUD_HOSTS,
+    KNOWN_PROVIDERS,
+    REFLEX,
+    SCRIPTED,
+    UNKNOWN_PROVIDER,
+    BrainSpec,
+    CloudName,
+    Provider,
+    ProviderSpec,
+    WireFormat,
+    choose_wire,
+)
+from halter.spec.playbook import Playbook
+from halter.spec.sensors import SensorSource
+from halter.spec.skills import Skill
+from halter.spec.tasks import VERBS, Anonymize, Tasks, Verbs
+from halter.spec.triggers import Schedule
 
 WORK_PHASES: Final = (Phase("work", None),)
 REVIEW_PHASES: Final = (

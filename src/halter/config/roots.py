@@ -22,12 +22,12 @@ from halter.config.decode import format_key_path
 from halter.config.mcp_file import MCP_FILE
 from halter.config.sections import list_triggers, locate_folder
 from halter.config.yaml_reader import KeyPath
-from halter.core.agent_spec import KNOWN_PROVIDERS, REFLEX, SCRIPTED, UNKNOWN_PROVIDER
 from halter.core.errors import ConfigError
 from halter.core.folders import ProtectedEntry, ProtectedPaths, WritableFolders
-from halter.core.spec import AgentSpec
 from halter.core.text import shorten
 from halter.core.usage import ModelName
+from halter.spec.agent import AgentSpec
+from halter.spec.models import KNOWN_PROVIDERS, REFLEX, SCRIPTED, UNKNOWN_PROVIDER
 
 TOOLS_FILE: Final = "tools.py"
 REPLIES_FILE: Final = "replies.yaml"

@@ -17,34 +17,16 @@ from msgspec import UNSET
 from halter.config.agent_files import UnusableFile, list_texts, read_folder_file, resolve_links
 from halter.config.decode import format_key_path, make_mistake, value_or_default
 from halter.config.yaml_reader import KeyPath, Mistake, escape_sentence
-from halter.core.agent_spec import (
-    ALWAYS_WAKING_NAMES,
-    HEARTBEAT,
-    TIMED_SCHEMES,
-    Anonymize,
-    AnyTrigger,
-    Autonomy,
-    Channel,
-    ChannelType,
-    Gate,
-    HotField,
-    Notify,
-    Pacing,
-    Schedule,
-    SensorSource,
-    SensorSpec,
-    SensorType,
-    Signal,
-    StreamFormat,
-    Watch,
-    Webhook,
-    make_heartbeat,
-)
 from halter.core.clock import MINUTE, format_duration
 from halter.core.errors import ConfigError
-from halter.core.spec import AgentSpec
 from halter.core.text import Expression, compile_expression, join_names, shorten, suggest_nearest
 from halter.core.tools import find_secret_names
+from halter.spec.agent import AgentSpec
+from halter.spec.autonomy import ALWAYS_WAKING_NAMES, Autonomy, Gate, HotField, Pacing
+from halter.spec.channels import Channel, ChannelType, Notify
+from halter.spec.sensors import SensorSource, SensorSpec, SensorType, Signal, StreamFormat
+from halter.spec.tasks import Anonymize
+from halter.spec.triggers import HEARTBEAT, TIMED_SCHEMES, AnyTrigger, Schedule, Watch, Webhook, make_heartbeat
 
 GATE_VARIABLES: Final[Mapping[str, Any]] = MappingProxyType({"hot": {}, "before": {}, "changed": [], "skips": 0})
 

@@ -15,7 +15,6 @@ from nicegui import ui
 from nicegui.element import Element
 
 from halter import __version__
-from halter.core.agent_spec import KNOWN_PROVIDERS, REFLEX, SCRIPTED
 from halter.core.clock import DAY, SECOND, parse_duration, window_at
 from halter.core.errors import HalterError, NotDone
 from halter.core.ids import FLEET
@@ -56,6 +55,7 @@ from halter.runtime.budgets import Budget
 from halter.runtime.proof import encode_receipt
 from halter.runtime.runtime import Runtime
 from halter.server.middleware import WHO_KEY
+from halter.spec.models import KNOWN_PROVIDERS, REFLEX, SCRIPTED
 from halter.state.audit import AuditEntry, describe_starter, make_audit_entry
 
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from halter.config.trust import TrustFile, digest_folder
-from halter.core.agent_spec import KNOWN_PROVIDERS
 from halter.core.clock import DAY, MINUTE, SECOND, Clock
 from halter.core.errors import ConfigError
 from halter.loop.session_runtime import run_together
@@ -29,6 +28,7 @@ from halter.server.auth import Keyring, make_secret, make_token, suggest_token_n
 from halter.server.listener import HOST, PORT, bind, format_address, require_server
 from halter.server.server import ServerExtras, serve_web
 from halter.settings import Settings
+from halter.spec.models import KNOWN_PROVIDERS
 
 if TYPE_CHECKING:
     from halter.demo.incidents import NightRecord

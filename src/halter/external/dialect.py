@@ -25,10 +25,10 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from halter.core.agent_spec import WireFormat
 from halter.core.text import shorten
 from halter.core.usage import ModelName, ModelPrices, RequestExtras, Unpriced, UnpricedFeature, runs_locally
 from halter.models.providers import Prices
+from halter.spec.models import WireFormat
 
 DialectName = Literal["messages", "chat", "responses"]
 

@@ -31,7 +31,6 @@ from typing import Any, Final, TypeVar, Unpack
 import msgspec
 
 from halter.config.resolve import check_named_tools, list_named_tools, read_model_rates, resolve_policy
-from halter.core.agent_spec import BrainSpec
 from halter.core.clock import HOUR, SECOND
 from halter.core.errors import ConfigError, HalterError, LeaseLost
 from halter.core.events import CallStarted, SessionStarted
@@ -68,6 +67,7 @@ from halter.runtime.agent_context import AgentContext, Models
 from halter.runtime.assemble import AssembledAgent, index_tools, list_protected_paths, protect_tools
 from halter.runtime.budgets import Budget, read_current_budgets, render_budgets
 from halter.runtime.runtime import Runtime
+from halter.spec.models import BrainSpec
 from halter.state import lifecycle
 from halter.state.receipt import Receipt, make_receipt
 from halter.tools.function_tool import FunctionTool, canonical_json

@@ -22,7 +22,6 @@ from halter.core.ids import can_decide, session_stream
 from halter.core.messages import AnonymizationPolicy, Message, Prompt, Text
 from halter.core.ports import Lease, read_body, read_stream
 from halter.core.rows import DecisionRow, SessionRow
-from halter.core.spec import GatewaySpec
 from halter.core.text import clean
 from halter.core.tools import Failed, Tool, Valid
 from halter.external.session import ExternalSession, ExternalState, SessionHost
@@ -48,6 +47,7 @@ from halter.guard.request import (
 from halter.runtime.agent_context import Models
 from halter.runtime.assemble import AssembledAgent
 from halter.runtime.runtime import Runtime
+from halter.spec.agent import GatewaySpec
 
 BUDGET_POLL_INTERVAL: Final = SECOND // 4
 MAX_LEASE_WAIT: Final = 2 * SECOND

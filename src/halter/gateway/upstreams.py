@@ -43,13 +43,13 @@ from mcp_types.version import LATEST_HANDSHAKE_VERSION
 from halter.config.agent_files import AgentFile
 from halter.config.resolve import check_named_tools, list_named_tools
 from halter.core.money import Cap
-from halter.core.spec import GatewaySpec
 from halter.core.text import clean
 from halter.core.tools import SERVER_SEPARATOR, Failed, Tool, ToolServer, ToolSpec
 from halter.gateway.calls import CANCELLED, PROMPT, RESOURCE, ClientCall, GatedTool, ReadingTool
 from halter.guard.prepare import SessionContext
 from halter.runtime.assemble import AssembledAgent, settle_pins
 from halter.runtime.runtime import Runtime
+from halter.spec.agent import GatewaySpec
 from halter.tools.mcp import McpServer, McpTerms, McpTool
 from halter.tools.mcp_session import NO_SAMPLING
 

@@ -11,13 +11,13 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from halter.core.events import CallRefused, CallSettled, CallStarted
 from halter.core.messages import Text, ToolCall, ToolResult
 from halter.core.ports import Stored
-from halter.core.spec import ProvenanceMode
 from halter.core.text import decode_body
 from halter.core.tools import Tool, ToolSpec
 from halter.guard.prepare import Call
 from halter.guard.provenance_check import ProvenanceCheck
 from halter.guard.tool_door import Answer
 from halter.policy.evaluation import ResolvedPolicy
+from halter.spec.policy import ProvenanceMode
 
 
 class ExternalProvenanceCheck:

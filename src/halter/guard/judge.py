@@ -48,11 +48,11 @@ from halter.core.ports import Draft, Rows, Write
 from halter.core.project import POLICY_KEY, budget_key, budget_row, rows_of_hold
 from halter.core.provenance import Flaw
 from halter.core.rows import AuditRow, DecisionRow, FleetPolicyRow, HaltRow, HoldRow, OutputRow, RateRow, RuleRow
-from halter.core.spec import Mode, ToolRule
 from halter.core.tools import Effect, Level, ToolSpec
 from halter.core.vocabulary import ActionLimit, Audit, Outcome, Purpose, R, RiskLevel, RowKey
 from halter.policy.evaluation import QuestionTerms, ResolvedPolicy, ToolPolicy
 from halter.policy.order import find_strictest
+from halter.spec.policy import Mode, ToolRule
 from halter.state.lifecycle import draft_releases
 
 

@@ -30,7 +30,6 @@ from halter.core.money import (
 from halter.core.project import BudgetKey, budget_key
 from halter.core.provenance import Flaw
 from halter.core.rows import HaltRow, RuleRow
-from halter.core.spec import Phase
 from halter.core.text import clean, encode_body
 from halter.core.tools import DOLLAR, Invalid, Tool, ToolSpec, Valid, find_secret_names
 from halter.core.usage import ModelPrices, PriceTable, Unpriced, runs_locally
@@ -54,6 +53,7 @@ from halter.guard.provenance_check import ProvenanceCheck, describe_flaw, explai
 from halter.policy.evaluation import ResolvedPolicy, ToolPolicy
 from halter.redaction.anonymize import find_placeholders
 from halter.redaction.secrets import describe_missing_secrets
+from halter.spec.agent import Phase
 
 if TYPE_CHECKING:
     from halter.risk.risk import Risk

@@ -13,12 +13,12 @@ import msgspec
 from halter.core.events.effects import CallRefused, CallStarted
 from halter.core.messages import Message, Text, ToolCall, ToolResult
 from halter.core.provenance import Declaration, Flaw, FlawReason, Reads, Source
-from halter.core.spec import ProvenanceMode
 from halter.core.text import encode_body, shorten, to_one_line
 from halter.core.tools import ToolSpec
 from halter.core.vocabulary import REFUSAL_OUTCOMES, Origin
 from halter.guard.provenance import Provenance
 from halter.policy.evaluation import ResolvedPolicy
+from halter.spec.policy import ProvenanceMode
 
 ActiveMode = Literal["observe", "ask", "strict"]
 Declarations = dict[str, Declaration]

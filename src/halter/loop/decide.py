@@ -21,7 +21,6 @@ from halter.core.errors import ConfigError
 from halter.core.events.sessions import YieldRequest
 from halter.core.messages import StopReason, ToolCall, ToolResult
 from halter.core.money import format_exact_micros
-from halter.core.spec import OnCap
 from halter.core.text import encode_body
 from halter.core.vocabulary import (
     REFUSAL_OUTCOMES,
@@ -33,6 +32,7 @@ from halter.core.vocabulary import (
     TerminalReason,
     TurnEnd,
 )
+from halter.spec.limits import OnCap
 
 _CANONICAL_ENCODER: Final = msgspec.json.Encoder(order="sorted")
 _DECODER: Final = msgspec.json.Decoder[Any]()

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import msgspec
 
-from halter.core.agent_spec import ContextStrategy
 from halter.core.clock import SECOND
 from halter.core.events import (
     CallRefused,
@@ -65,6 +64,7 @@ from halter.guard.request import RequestRecord
 from halter.guard.simulation import SIMULATION_LABEL
 from halter.loop.decide import FailedAttempt, Turn
 from halter.loop.text_calls import read_calls, to_text_message
+from halter.spec.models import ContextStrategy
 
 TARGET_FILL: Final = 0.6
 """Fraction of the window that is filled after a cut. The rest is for growth until the next cut."""

@@ -17,7 +17,6 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import Meta
 
-from halter.core.agent_spec import BrainSpec, ToolCalls
 from halter.core.clock import SECOND
 from halter.core.events import ContextCut
 from halter.core.messages import (
@@ -54,6 +53,7 @@ from halter.loop.history import (
 )
 from halter.loop.session_runtime import SessionRuntime
 from halter.loop.text_calls import NotJson, copy_json_value, cut_text, explain_nonce, explain_text_calls, to_json_line
+from halter.spec.models import BrainSpec, ToolCalls
 
 ReadFacts = Callable[[], Mapping[str, Any]]
 ReadVolatile = Callable[[], str]

@@ -15,9 +15,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from urllib.parse import parse_qsl, quote, urlsplit
 
-from halter.core.agent_spec import CloudName
 from halter.core.errors import ConfigError, ModelUnusable
 from halter.core.text import clean, shorten
+from halter.spec.models import CloudName
 
 if TYPE_CHECKING:
     import httpx2

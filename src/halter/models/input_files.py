@@ -14,11 +14,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from halter.core.agent_spec import WireFormat
 from halter.core.errors import ConfigError
 from halter.core.messages import AUDIO_PREFIX, Message, Text
 from halter.core.tools import OFFICE_TYPES, File
 from halter.core.usage import ModelName
+from halter.spec.models import WireFormat
 
 IMAGE_TYPES: Final = frozenset(("image/png", "image/jpeg", "image/gif", "image/webp"))
 PDF: Final = "application/pdf"

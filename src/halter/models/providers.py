@@ -29,7 +29,6 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from halter.core.agent_spec import KNOWN_PROVIDERS, KnownProvider, Provider, WireFormat, choose_wire
 from halter.core.clock import DAY
 from halter.core.errors import ConfigError, explain_extra
 from halter.core.text import join_names, shorten
@@ -46,6 +45,7 @@ from halter.core.usage import (
 )
 from halter.models.cloud_credentials import FindKey, make_cloud_credentials
 from halter.models.wire import NO_HABITS, ExchangeTerms, ModelHabits, WireModel
+from halter.spec.models import KNOWN_PROVIDERS, KnownProvider, Provider, WireFormat, choose_wire
 
 if TYPE_CHECKING:
     from genai_prices import types

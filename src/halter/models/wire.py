@@ -42,7 +42,6 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from halter.core.agent_spec import ThinkingEffort, WireFormat
 from halter.core.clock import SECOND
 from halter.core.errors import ContextOverflow, ModelError, ModelRejected, ModelUnavailable, ModelUnusable
 from halter.core.messages import VOLATILE, Prompt, Reply, Text, TextListener, ToolResult, bound_prompt_tokens
@@ -65,6 +64,7 @@ from halter.models.wire_format import (
     read_native_answer,
     shape_history,
 )
+from halter.spec.models import ThinkingEffort, WireFormat
 
 if TYPE_CHECKING:
     import ssl

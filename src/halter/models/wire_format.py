@@ -39,7 +39,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
 import msgspec
 
-from halter.core.agent_spec import WireFormat
 from halter.core.messages import (
     VOLATILE,
     Message,
@@ -58,6 +57,7 @@ from halter.core.money import DOLLAR
 from halter.core.text import clean, encode_body, shorten
 from halter.core.tools import ToolSpec
 from halter.core.usage import ModelName, Usage, is_same_model
+from halter.spec.models import WireFormat
 
 if TYPE_CHECKING:
     from pydantic_ai.messages import (

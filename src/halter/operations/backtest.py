@@ -16,12 +16,14 @@ from halter.core.errors import NotDone
 from halter.core.money import Cap, Usd, format_exact_micros, micros_to_usd
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
-from halter.core.spec import Limits, Phase, ToolRule
 from halter.operations.actor import Actor, Agent, Dollars, Moment, Name, fail_invalid
 from halter.operations.money import amount_of
 from halter.policy.evaluation import ResolvedPolicy
 from halter.runtime.backtest import BacktestLine, PolicyChange, RecordedUse, backtest, measure_use, read_policy
 from halter.runtime.runtime import DEFAULT_FLEET, read_stored_policy
+from halter.spec.agent import Phase
+from halter.spec.limits import Limits
+from halter.spec.policy import ToolRule
 
 PolicyText = Annotated[
     str, Meta(max_length=8000, description="The policy to test: the text of an agent.yaml or of a halter.yaml.")

@@ -27,7 +27,6 @@ from msgspec import UNSET
 
 from halter.config.mcp_file import MCP_FILE, read_servers
 from halter.config.sections import list_unwritten_fields
-from halter.core.agent_spec import REFLEX, SCRIPTED, SensorSpec
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND, format_duration
 from halter.core.errors import ConfigError, StoreError, render_install_command
 from halter.core.ports import Query
@@ -44,6 +43,8 @@ from halter.redaction.secrets import SECRET_PREFIX, read_environment_secrets
 from halter.runtime.forecast import plan_triggers
 from halter.runtime.runtime import Runtime, sync_store_clock
 from halter.settings import Settings
+from halter.spec.models import REFLEX, SCRIPTED
+from halter.spec.sensors import SensorSpec
 
 if TYPE_CHECKING:
     from halter.config.agent_files import AgentFile

@@ -6,11 +6,13 @@ from typing import Final
 
 from msgspec import UNSET, structs
 
-from halter.core.agent_spec import BrainSpec
 from halter.core.clock import HOUR
 from halter.core.money import DOLLAR
-from halter.core.spec import AgentBounds, FleetLimits, FleetSpec, LevelRule, Limits, Policy
 from halter.core.tools import LEVELS, Level
+from halter.spec.fleet import FleetSpec
+from halter.spec.limits import AgentBounds, FleetLimits, Limits
+from halter.spec.models import BrainSpec
+from halter.spec.policy import LevelRule, Policy
 
 SESSION_CAP: Final = 1 * DOLLAR
 AGENT_DAY_CAP: Final = 5 * DOLLAR

@@ -12,24 +12,14 @@ from msgspec.structs import replace
 from halter.core.ids import Digest
 from halter.core.money import CapMargin, Caps
 from halter.core.provenance import Declaration
-from halter.core.spec import (
-    Approval,
-    LevelRule,
-    Mode,
-    OnCap,
-    Phase,
-    Policy,
-    ProvenanceMode,
-    QuietHours,
-    Simulate,
-    ToolRule,
-    ToolsSpec,
-)
 from halter.core.tools import Level, ToolSpec, find_declaration, refine_declaration
 from halter.core.usage import Price, UnknownPrice
 from halter.policy.defaults import APPROVAL_EXPIRY, default_level_rule
 from halter.policy.hours import Hours, list_stretches, parse_active_hours
 from halter.policy.order import find_strictest, is_covered, list_orders
+from halter.spec.agent import Phase, ToolsSpec
+from halter.spec.limits import OnCap
+from halter.spec.policy import Approval, LevelRule, Mode, Policy, ProvenanceMode, QuietHours, Simulate, ToolRule
 
 
 class ToolPolicy(msgspec.Struct, frozen=True):

@@ -7,9 +7,9 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from halter.core.agent_spec import ActiveHours
 from halter.core.clock import DAY_TIME_PATTERN, find_first_moment, find_zone, to_local_time
 from halter.core.errors import ConfigError
+from halter.spec.autonomy import ActiveHours
 
 
 class Hours(msgspec.Struct, frozen=True):

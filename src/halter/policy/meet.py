@@ -6,9 +6,9 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from msgspec import UNSET, Struct, structs
 
-from halter.core.spec import Policy
 from halter.policy.difference import Difference, KeyPath
 from halter.policy.order import Mapped, Nested, Order, Unordered, list_orders
+from halter.spec.policy import Policy
 
 T = TypeVar("T", bound=Struct)
 

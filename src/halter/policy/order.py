@@ -1,6 +1,6 @@
 """The kinds of order: which of two values of a policy key is the stricter.
 
-A key names its kind where it is defined, in `order` of its metadata (`core.spec`); nothing else knows it. A key without
+A key names its kind where it is defined, in `order` of its metadata (in `spec`); nothing else knows it. A key without
 one is an error of whoever added it, which the first process that starts finds.
 
 - a tuple: the values from the strictest to the laxest; UNSET among them if a key that is not set has its own place;

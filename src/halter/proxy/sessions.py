@@ -14,7 +14,6 @@ import msgspec
 
 from halter.config.merge import FleetConfig
 from halter.config.resolve import read_model_rates, resolve_agent
-from halter.core.agent_spec import Provider
 from halter.core.clock import MINUTE, SECOND, read_monotonic
 from halter.core.errors import LeaseLost, StoreError, StoreUnavailable
 from halter.core.events import SessionStarted
@@ -30,6 +29,7 @@ from halter.policy.evaluation import ResolvedPolicy
 from halter.proxy.keys import VirtualKey
 from halter.runtime.agent import parse_agent_options
 from halter.runtime.runtime import Runtime
+from halter.spec.models import Provider
 
 IDLE_LIMIT: Final = 30 * MINUTE
 SWEEP_INTERVAL: Final = 15 * SECOND

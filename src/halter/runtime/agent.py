@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from halter.config.merge import FleetConfig
     from halter.config.resolve import ResolvedAgent
     from halter.config.yaml_reader import Document
-    from halter.core.agent_spec import BrainSpec
     from halter.guard.call_answer import ApprovalRequired
     from halter.journal.store import ReportProblem
     from halter.loop.loop import LoopObserver
@@ -67,6 +66,7 @@ if TYPE_CHECKING:
     from halter.runtime.assemble import AssembledAgent
     from halter.runtime.runtime import Runtime
     from halter.runtime.session_runner import NewSession
+    from halter.spec.models import BrainSpec
     from halter.state.receipt import Receipt
     from halter.tasks.agent_tool import AgentTool
     from halter.tasks.conversation import Conclusion, Conversation

@@ -16,14 +16,12 @@ from halter.config.resolve import (
     redact_definition,
     require_tighter,
 )
-from halter.core.agent_spec import REFLEX, SCRIPTED, BrainSpec, ModelPurpose
 from halter.core.clock import HOUR, SECOND, read_monotonic
 from halter.core.errors import ConfigError
 from halter.core.events import SessionStarted
 from halter.core.ids import Digest, SessionId, WorkerId
 from halter.core.messages import Model
 from halter.core.ports import Store
-from halter.core.spec import Limits
 from halter.core.usage import ModelName
 from halter.core.vocabulary import SessionKind
 from halter.guard.guard import GuardRuntime
@@ -36,6 +34,8 @@ from halter.redaction.secrets import Secrets
 from halter.runtime.assemble import AssembledAgent
 from halter.runtime.document_index import read_result_files
 from halter.runtime.runtime import DEFAULT_LEASE_DURATION, Runtime
+from halter.spec.limits import Limits
+from halter.spec.models import REFLEX, SCRIPTED, BrainSpec, ModelPurpose
 from halter.tasks.task_tools import READ_OUTPUT
 from halter.tools.answer_form import AnswerForm
 

@@ -45,7 +45,6 @@ from halter.config.roots import (
 )
 from halter.config.trust import AgentCode, TrustFile, digest_contents, find_data_load, list_data_places, resolve_digests
 from halter.config.yaml_reader import KeyPath
-from halter.core.agent_spec import VERBS, Pacing, Playbook, Skill, Step, SubAgent, Tasks
 from halter.core.clock import DAY
 from halter.core.errors import ConfigError, require_module
 from halter.core.events import ToolPinned
@@ -74,6 +73,10 @@ from halter.runtime.document_index import Library
 from halter.runtime.runtime import Runtime
 from halter.sensors.stream import find_stream_format
 from halter.settings import Settings, find_logins_file
+from halter.spec.autonomy import Pacing
+from halter.spec.playbook import Playbook, Step
+from halter.spec.skills import Skill
+from halter.spec.tasks import VERBS, SubAgent, Tasks
 from halter.tasks.agent_tool import AgentTool
 from halter.tasks.task_tools import list_verb_specs
 from halter.tools.function_tool import FunctionTool

@@ -16,7 +16,6 @@ from typing import Any, Final, Literal, NamedTuple, cast
 
 import msgspec
 
-from halter.core.agent_spec import AnyTrigger, inherit_trigger_caps
 from halter.core.clock import HOUR
 from halter.core.codec import decode
 from halter.core.events import (
@@ -42,7 +41,6 @@ from halter.core.ports import Draft, Stored
 from halter.core.project import budget_row
 from halter.core.provenance import Flaw
 from halter.core.rows import DecisionRow, RuleRow
-from halter.core.spec import Phase, ProvenanceMode
 from halter.core.tools import LEVELS, SERVER_SEPARATOR, Level, Tool, ToolSpec, Valid
 from halter.core.usage import ModelName, ModelPrices, RequestExtras, Unpriced, Usage
 from halter.core.vocabulary import Outcome, R, Row
@@ -58,6 +56,9 @@ from halter.models.providers import Prices
 from halter.policy.evaluation import ResolvedPolicy
 from halter.policy.order import Ranked
 from halter.runtime.session_builder import grant_phase_tools
+from halter.spec.agent import Phase
+from halter.spec.policy import ProvenanceMode
+from halter.spec.triggers import AnyTrigger, inherit_trigger_caps
 from halter.state.trigger_records import TriggerRecord
 
 Verdict = Literal["allowed", "asked", "refused"]

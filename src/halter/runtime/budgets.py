@@ -11,12 +11,12 @@ from typing import Final
 import msgspec
 from msgspec import UNSET
 
-from halter.core.agent_spec import AnyTrigger, inherit_trigger_caps
 from halter.core.clock import DAY, window_at
 from halter.core.ids import Digest, StreamId, parse_session_id
 from halter.core.money import CARVED_CAP, ZERO_USD, Amount, BudgetRow, Cap, Caps, Unit, format_compared, to_unit_amount
 from halter.core.ports import Query, Store
 from halter.core.rows import FleetPolicyRow, HoldRow, SessionRow, TriggerRow
+from halter.spec.triggers import AnyTrigger, inherit_trigger_caps
 
 MAX_ENDED_SESSIONS: Final = 20
 """Number of the newest ended sessions that are shown."""

@@ -15,7 +15,6 @@ from typing import Final
 
 import msgspec
 
-from halter.core.agent_spec import Collection
 from halter.core.errors import ConfigError
 from halter.core.events import FilesGiven
 from halter.core.folders import FileEntry, FileRefusal, allow_all
@@ -24,6 +23,7 @@ from halter.core.ports import Chunk, Draft, Extracted, FoundChunk, Store, Unread
 from halter.core.text import to_one_line
 from halter.core.tools import OFFICE_TYPES, Failed, File
 from halter.redaction.redact import Redact, mask_message
+from halter.spec.tasks import Collection
 from halter.tasks.retrieve import DocumentRef
 from halter.tasks.review import is_quote_supported
 from halter.tasks.task_tools import Finding, QuotedDocument

@@ -19,7 +19,6 @@ from halter.autonomy.triggers import (
 )
 from halter.config.mcp_file import MCP_FILE
 from halter.config.resolve import ResolvedAgent
-from halter.core.agent_spec import REFLEX, SCRIPTED, Schedule, Tasks, Watch, Webhook, inherit_trigger_caps, trigger_id
 from halter.core.clock import DAY, HOUR
 from halter.core.errors import ConfigError
 from halter.core.ids import session_stream
@@ -47,6 +46,9 @@ from halter.runtime.budgets import read_current_budgets
 from halter.runtime.runtime import Runtime, read_stored_policy
 from halter.runtime.session_start import has_window_cap
 from halter.runtime.trigger_runner import FILE_ACTOR, digest_trigger, resolve_timing
+from halter.spec.models import REFLEX, SCRIPTED
+from halter.spec.tasks import Tasks
+from halter.spec.triggers import Schedule, Watch, Webhook, inherit_trigger_caps, trigger_id
 from halter.state.trigger_records import find_trigger_row, read_trigger_record
 
 NIGHT_DURATION: Final = 12 * HOUR

@@ -20,7 +20,6 @@ from halter.autonomy.triggers import Clockwork, find_tightest, forecast_bounds
 from halter.config.agent_files import find_neighbour_agents
 from halter.config.mcp_file import MCP_FILE
 from halter.config.resolve import ResolvedAgent
-from halter.core.agent_spec import Schedule, inherit_trigger_caps, trigger_id
 from halter.core.clock import MINUTE, find_first_moment, find_zone, format_duration, to_local_time
 from halter.core.errors import ConfigError
 from halter.core.events import ApprovalGiven, MessageRouted
@@ -72,6 +71,7 @@ from halter.runtime.session_builder import find_autonomous_session
 from halter.runtime.session_start import begin_playbook, begin_session, delegate_task, post_message, resume_playbook
 from halter.runtime.sub_sessions import list_tool_names, open_delegate
 from halter.runtime.trigger_runner import digest_trigger, end_trigger_row
+from halter.spec.triggers import Schedule, inherit_trigger_caps, trigger_id
 from halter.state.receipt import make_receipt
 from halter.state.trigger_records import encode_trigger_record
 from halter.tasks.playbooks import StepListener

@@ -15,7 +15,6 @@ from typing import Final, Literal
 import msgspec
 
 from halter.autonomy.upkeep import Unhealthy
-from halter.core.agent_spec import Tasks
 from halter.core.clock import DAY, MINUTE, SECOND, Clock, format_duration
 from halter.core.ids import OUTBOX, Digest, StreamId, is_inbox, parse_session_id
 from halter.core.ports import (
@@ -50,6 +49,7 @@ from halter.runtime.needs import (
     read_open_questions,
 )
 from halter.runtime.runtime import Runtime
+from halter.spec.tasks import Tasks
 from halter.tasks.task_tools import (
     make_notification_key,
     name_by_parts,

@@ -30,7 +30,6 @@ from halter.core.ports import Draft, Query, Rows, Store, Write
 from halter.core.processes import LivenessWriter, install_print_masks
 from halter.core.project import PRICES_PIN
 from halter.core.rows import FleetPolicyRow, PinRow
-from halter.core.spec import PricesSpec
 from halter.core.text import clean, format_count
 from halter.dispatch.heartbeat import StoreClock, read_steady_clock
 from halter.guard.halts import Departures
@@ -41,6 +40,7 @@ from halter.journal.store import StoreProblem
 from halter.policy.defaults import FLEET_DAY_CAP
 from halter.redaction.redact import Redactor
 from halter.settings import Settings
+from halter.spec.fleet import PricesSpec
 
 if TYPE_CHECKING:
     from halter.journal.checkpoints import Checkpointer

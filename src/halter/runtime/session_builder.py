@@ -17,7 +17,6 @@ from halter.autonomy.signals import Score, ScoringFailure, Signals
 from halter.config.resolve import narrow_policy
 from halter.config.sections import compile_gate, compile_signals
 from halter.core import tools
-from halter.core.agent_spec import SensorSpec, Signal, inherit_trigger_caps
 from halter.core.clock import SECOND, Clock
 from halter.core.ids import session_stream
 from halter.core.messages import AnonymizationPolicy, Model, Text
@@ -25,7 +24,6 @@ from halter.core.money import Cap
 from halter.core.ports import Lease, Query, Stored, Write, read_stream
 from halter.core.provenance import Declaration
 from halter.core.rows import SavedHotState, SessionRow
-from halter.core.spec import Phase
 from halter.core.tools import HealthReport, Reading, SensorFailed, Tool, ToolSpec, substitute_secrets
 from halter.core.vocabulary import ActionLimit, SessionKind
 from halter.dispatch.heartbeat import end_open_children
@@ -42,6 +40,9 @@ from halter.runtime.agent_context import NO_RUN_SETTINGS, AgentContext, Models, 
 from halter.runtime.assemble import AssembledAgent
 from halter.runtime.session_origin import SessionOrigin, find_session_origin
 from halter.runtime.session_verbs import TaskTools
+from halter.spec.agent import Phase
+from halter.spec.sensors import SensorSpec, Signal
+from halter.spec.triggers import inherit_trigger_caps
 from halter.tasks.agent_tool import AgentTool
 from halter.tasks.conversation import REVIEW_PHASE, Conversation, PhasePolicy, TurnPolicy, review_nothing
 from halter.tasks.task_tools import make_verbs

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from halter.core.agent_spec import AnyTrigger
 from halter.core.errors import ConfigError
 from halter.core.events import SESSION_FORMAT, ContextGiven, PhaseEntered, RequestSettled, SessionStarted
 from halter.core.ids import Digest, session_stream
@@ -18,6 +17,7 @@ from halter.core.text import decode_body, encode_body, shorten
 from halter.core.vocabulary import ActionLimit, SessionKind
 from halter.runtime.agent_context import NO_RUN_SETTINGS, AgentContext, RunSettings
 from halter.runtime.document_index import read_message_files
+from halter.spec.triggers import AnyTrigger
 from halter.state.trigger_records import find_trigger_row, read_trigger_record
 from halter.tasks.retrieve import DocumentRef
 

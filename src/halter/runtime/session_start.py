@@ -9,7 +9,6 @@ import msgspec
 from msgspec import UNSET
 
 from halter.autonomy.upkeep import ExhaustedSession
-from halter.core.agent_spec import Playbook
 from halter.core.codec import decode
 from halter.core.errors import ConfigError
 from halter.core.events import ContextGiven, CostCapReached, HistoryGiven, PhaseEntered, SessionStarted, TurnEnded
@@ -52,6 +51,7 @@ from halter.runtime.session_origin import (
 from halter.runtime.session_runner import NewSession, attend_session, mark_nested
 from halter.runtime.session_verbs import TaskTools
 from halter.runtime.sub_sessions import begin_sub_session, explain_insufficient_cap, open_delegate
+from halter.spec.playbook import Playbook
 from halter.state import lifecycle
 from halter.state.trigger_records import find_trigger_row, read_trigger_record
 from halter.tasks.conversation import Conclusion, build_result

@@ -9,7 +9,6 @@ import msgspec
 from msgspec import UNSET
 from typing_extensions import TypeIs
 
-from halter.core.agent_spec import AnyTrigger, Watch
 from halter.core.events import CallSettled, RequestSettled
 from halter.core.ids import Digest
 from halter.core.messages import Model, Prompt
@@ -25,6 +24,7 @@ from halter.loop.session_runtime import SessionRuntime
 from halter.models.price_tables import make_prices
 from halter.runtime.agent_context import AgentContext
 from halter.runtime.document_index import Library, SessionDocuments
+from halter.spec.triggers import AnyTrigger, Watch
 from halter.tasks.conversation import REVIEW_PHASE
 from halter.tasks.playbooks import (
     MAX_PLAYBOOK_DURATION,

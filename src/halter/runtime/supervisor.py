@@ -25,7 +25,6 @@ from halter.autonomy.upkeep import (
     list_scopes,
 )
 from halter.config.sections import list_unwritten_fields
-from halter.core.agent_spec import Tasks
 from halter.core.clock import MINUTE, SECOND, format_duration, read_monotonic
 from halter.core.errors import ConfigError, LeaseLost
 from halter.core.events import WakePosted
@@ -65,6 +64,7 @@ from halter.runtime.worker import (
     make_embedded_mode,
     read_retention,
 )
+from halter.spec.tasks import Tasks
 from halter.state import lifecycle
 
 SUPERVISOR_DEBOUNCE: Final = SECOND // 10

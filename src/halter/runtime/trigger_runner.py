@@ -27,7 +27,6 @@ from halter.autonomy.triggers import (
     decide_watch,
     find_next_schedule_check,
 )
-from halter.core.agent_spec import AnyTrigger, Schedule, Watch, Webhook, inherit_trigger_caps, trigger_id
 from halter.core.clock import DAY, window_end
 from halter.core.codec import decode
 from halter.core.errors import ConfigError, LeaseLost, StoreUnavailable
@@ -62,6 +61,7 @@ from halter.runtime.document_index import Library
 from halter.runtime.needs import read_trigger_health
 from halter.runtime.session_origin import build_session_beginning, read_session_row
 from halter.runtime.worker import AutonomousAgent
+from halter.spec.triggers import AnyTrigger, Schedule, Watch, Webhook, inherit_trigger_caps, trigger_id
 from halter.state.trace import add_traceparent
 from halter.state.trigger_records import (
     TriggerRecord,

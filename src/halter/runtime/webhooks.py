@@ -15,7 +15,6 @@ from typing import Any, Final, Literal, cast
 import msgspec
 from msgspec import UNSET
 
-from halter.core.agent_spec import SchemeName, Webhook, trigger_id
 from halter.core.clock import MINUTE, SECOND, format_duration
 from halter.core.events import RunSkipped, RunStarted
 from halter.core.text import clean
@@ -31,6 +30,7 @@ from halter.runtime.trigger_runner import (
     record_trigger_events,
     start_run,
 )
+from halter.spec.triggers import SchemeName, Webhook, trigger_id
 from halter.state.trigger_records import find_trigger_row
 
 MAX_START_ATTEMPTS: Final = 20

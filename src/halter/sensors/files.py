@@ -19,13 +19,13 @@ from typing import Any, Final
 
 import msgspec
 
-from halter.core import agent_spec
 from halter.core.clock import Clock
 from halter.core.folders import FileEntries, FileRefusal, FolderListing, allow_all, describe_os_error, scan_folder
 from halter.core.ports import UnreadableFile
 from halter.core.text import clean
 from halter.core.tools import Reading, Sensor, SensorFailed
 from halter.sensors.poll import make_reading
+from halter.spec import sensors
 
 MAX_TEXT_BYTES: Final = 64 * 1024
 MAX_FILES_REPORTED: Final = 1000
@@ -155,13 +155,13 @@ WatchedFolders = tuple[Path, ...]
 
 
 def make_watch_sensor(
-    spec: agent_spec.SensorSpec, root: Path, clock: Clock, refuses: FileRefusal = allow_all, look: Any = None
+    spec: sensors.SensorSpec, root: Path, clock: Clock, refuses: FileRefusal = allow_all, look: Any = None
 ) -> Sensor:
     """Make a sensor that continues after a look; without one, what its first listing finds is not news."""
     return _Watch(spec, root, clock, refuses, look)
 
 
-def read_first_look(spec: agent_spec.SensorSpec, root: Path) -> Any:
+def read_first_look(spec: sensors.SensorSpec, root: Path) -> Any:
     """Return the look of a sensor that has none: what is there now is not news. None for a file or an error."""
     watched_path, pattern = _resolve_path(spec), spec.source.pattern
     if not (root / watched_path).exists():
@@ -172,7 +172,7 @@ def read_first_look(spec: agent_spec.SensorSpec, root: Path) -> Any:
     return msgspec.to_builtins(Look(watched_path, pattern, tuple(make_seen_files(listing.files).values())))
 
 
-def _resolve_path(spec: agent_spec.SensorSpec) -> str:
+def _resolve_path(spec: sensors.SensorSpec) -> str:
     return spec.source.path if isinstance(spec.source.path, str) else "."
 
 
@@ -186,7 +186,7 @@ class _Listing(msgspec.Struct, frozen=True):
 
 
 class _Watch:
-    def __init__(self, spec: agent_spec.SensorSpec, root: Path, clock: Clock, refuses: FileRefusal, look: Any) -> None:
+    def __init__(self, spec: sensors.SensorSpec, root: Path, clock: Clock, refuses: FileRefusal, look: Any) -> None:
         self._refuses = refuses
         self.name = spec.name
         self.retry_after: int | None = None

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from halter.core import agent_spec
-from halter.core.agent_spec import SensorSpec
 from halter.core.clock import SECOND, Clock, read_monotonic
 from halter.core.errors import HalterError
 from halter.core.tools import (
@@ -35,6 +33,8 @@ from halter.core.tools import (
     add_spec_digest,
     substitute_secrets,
 )
+from halter.spec import sensors
+from halter.spec.sensors import SensorSpec
 
 if TYPE_CHECKING:
     from httpx2 import URL, AsyncClient, Response
@@ -74,13 +74,13 @@ MIN_POLLING_INTERVAL: Final = SECOND // 10
 """Minimum interval of every sensor."""
 
 
-def make_poll_sensor(spec: agent_spec.SensorSpec, poll: PollAction, clock: Clock, rng: random.Random) -> Sensor:
+def make_poll_sensor(spec: sensors.SensorSpec, poll: PollAction, clock: Clock, rng: random.Random) -> Sensor:
     """Make a sensor that polls immediately, and then at every interval with a little jitter."""
     return _Poll(spec, poll, clock, rng)
 
 
 class _Poll:
-    def __init__(self, spec: agent_spec.SensorSpec, poll: PollAction, clock: Clock, rng: random.Random) -> None:
+    def __init__(self, spec: sensors.SensorSpec, poll: PollAction, clock: Clock, rng: random.Random) -> None:
         self.name = spec.name
         self.retry_after: int | None = None
         self._spec = spec

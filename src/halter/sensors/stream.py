@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from halter.core import agent_spec
 from halter.core.clock import DAY, SECOND, Clock
 from halter.core.tools import MAX_READING_BYTES, Reading, Sensor, SensorFailed
 from halter.sensors.poll import NoAnswer, Target, explain_too_large, parse_json_or_text, parse_json_value
+from halter.spec import sensors
 
 if TYPE_CHECKING:
     from httpx2 import Response
@@ -187,7 +187,7 @@ _MAX_ID_BYTES: Final = 4096
 
 
 def make_stream_sensor(
-    spec: agent_spec.SensorSpec, headers: Mapping[str, str], clock: Clock, tls: ssl.SSLContext | None = None
+    spec: sensors.SensorSpec, headers: Mapping[str, str], clock: Clock, tls: ssl.SSLContext | None = None
 ) -> Sensor:
     """Make a sensor that listens to a URL; the secrets in `headers` are already filled in."""
     url = spec.source.url if isinstance(spec.source.url, str) else ""
@@ -198,7 +198,7 @@ def make_stream_sensor(
             return _Messages(spec, url, headers, clock)
 
 
-def find_stream_format(source: agent_spec.SensorSource) -> agent_spec.StreamFormat:
+def find_stream_format(source: sensors.SensorSource) -> sensors.StreamFormat:
     """Return the stated format, or the usual one of the URL."""
     if isinstance(source.format, str):
         return source.format
@@ -258,7 +258,7 @@ def is_sendable(last_id: str) -> bool:
 
 
 class _Messages:
-    def __init__(self, spec: agent_spec.SensorSpec, url: str, headers: Mapping[str, str], clock: Clock) -> None:
+    def __init__(self, spec: sensors.SensorSpec, url: str, headers: Mapping[str, str], clock: Clock) -> None:
         self.name = spec.name
         self.retry_after: int | None = None
         self._url = url

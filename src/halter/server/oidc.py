@@ -21,7 +21,6 @@ from msgspec import UNSET
 from halter.core.clock import MINUTE, SECOND
 from halter.core.errors import ConfigError, require_module
 from halter.core.ids import name_signed_on_person
-from halter.core.spec import OidcSpec, SignOnSpec
 from halter.core.text import clean
 from halter.core.tools import substitute_secrets
 from halter.core.usage import is_encrypted_or_local
@@ -30,6 +29,7 @@ from halter.redaction.secrets import read_environment_secrets
 from halter.runtime.runtime import Runtime, read_local_fleet
 from halter.server.auth import OIDC_CALLBACK, Allowed, AuthRejected, Token
 from halter.server.sign_on import MAX_GROUPS, USER_PATTERN, make_group_roles, make_proxy_sign_on
+from halter.spec.fleet import OidcSpec, SignOnSpec
 
 if TYPE_CHECKING:
     from httpx2 import AsyncClient

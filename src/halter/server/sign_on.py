@@ -21,10 +21,10 @@ from halter.core.events import PersonSignedOn, SignOnRefused
 from halter.core.ids import FLEET, Ids
 from halter.core.ports import Draft, Store, Write
 from halter.core.rows import AuditRow
-from halter.core.spec import SignOnSpec
 from halter.core.tools import substitute_secrets
 from halter.operations.actor import ROLES, Role
 from halter.server.auth import Allowed, AuthRejected, IncomingRequest, Token
+from halter.spec.fleet import SignOnSpec
 
 USER_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}(@[A-Za-z0-9.-]{1,100})?")
 MAX_GROUPS: Final = 500

@@ -2,11 +2,11 @@
 
 import msgspec
 
-from halter.core.agent_spec import AnyTrigger, Schedule, TriggerType, Watch, Webhook
 from halter.core.ids import trigger_stream
 from halter.core.ports import Query, Store, read_body
 from halter.core.rows import TriggerRow
 from halter.core.schedules import Timing
+from halter.spec.triggers import AnyTrigger, Schedule, TriggerType, Watch, Webhook
 
 
 class TriggerRecord(msgspec.Struct, frozen=True):

@@ -19,7 +19,6 @@ from halter.core.events import CostCapReached, DecisionMade, FilesGiven, Session
 from halter.core.messages import Message, Text
 from halter.core.ports import Stored, Write
 from halter.core.rows import SessionRow
-from halter.core.spec import Phase
 from halter.core.text import decode_body, join_names
 from halter.core.tools import ToolSpec
 from halter.core.vocabulary import END_STATES, State, TurnEnd
@@ -28,6 +27,7 @@ from halter.loop import decide
 from halter.loop.decide import End, NextTurn, Park, SessionStep, Turn, WaitOut, decide_after_turn
 from halter.loop.loop import HotStateCapture, TurnLoop
 from halter.loop.session_runtime import SessionRuntime, find_final_text
+from halter.spec.agent import Phase
 from halter.state.receipt import Receipt, make_receipt
 from halter.tasks.result import GOOD_STATES, CompletedResult, ReachedCap, StoppedResult, find_accepted_call
 

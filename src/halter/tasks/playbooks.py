@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from halter.core.agent_spec import MissingReference, Playbook, Results, Skill, Step, bind_arguments
 from halter.core.clock import DAY, MINUTE
 from halter.core.events import CallSettled
 from halter.core.messages import Message, Prompt, Text
@@ -26,6 +25,8 @@ from halter.guard.prepare import Call
 from halter.guard.recovery import NOT_DONE_BEFORE_CRASH
 from halter.guard.request import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
 from halter.loop.session_runtime import SessionRuntime
+from halter.spec.playbook import MissingReference, Playbook, Results, Step, bind_arguments
+from halter.spec.skills import Skill
 from halter.tasks.task_tools import READS_ANYONE, Verb
 
 

@@ -24,7 +24,6 @@ from msgspec import Meta
 from halter.config.decode import decode_document
 from halter.config.trust import CASES_FILE
 from halter.config.yaml_reader import Document, load_bytes, load_file
-from halter.core.agent_spec import Dollars
 from halter.core.clock import SystemClock
 from halter.core.errors import ConfigError, HalterError
 from halter.core.ids import SortableIds
@@ -38,6 +37,7 @@ from halter.loop.session_runtime import WaitListener
 from halter.present.sheet import Listing, Sheet
 from halter.runtime.agent import Agent, AgentOptions
 from halter.settings import Settings
+from halter.spec.forms import Dollars
 from halter.tasks.result import CompletedResult, Result, StoppedResult
 
 MAX_PARALLEL: Final = 64

@@ -16,11 +16,11 @@ from itertools import count
 from pathlib import Path
 from typing import Final, TypedDict, Unpack
 
-from halter.core.agent_spec import SkillScript
 from halter.core.errors import ConfigError
 from halter.core.folders import NO_PROTECTED_PATHS, FileIdentity, ProtectedPaths, contains_agent_file, identity_of
 from halter.core.text import reject_unknown_options
 from halter.core.tools import AGENT_VARIABLE, Failed
+from halter.spec.skills import SkillScript
 from halter.tools.files import split_path
 from halter.tools.function_tool import FunctionTool, tool
 from halter.tools.process import PROGRAM_FOLDERS, ProcessExit, ProcessSpec, run_group

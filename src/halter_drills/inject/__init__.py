@@ -16,7 +16,6 @@ import msgspec
 
 from halter.config.merge import parse_fleet
 from halter.config.resolve import resolve_agent
-from halter.core.agent_spec import HotField, Pacing
 from halter.core.events import CallRefused, DecisionAsked, WakePosted
 from halter.core.ids import SessionId, WorkerId, make_worker_id
 from halter.core.messages import Text
@@ -37,6 +36,7 @@ from halter.runtime.session_origin import read_session_row
 from halter.runtime.session_runner import run_agent_tool
 from halter.runtime.session_start import Predecessor, begin_session, post_message
 from halter.settings import Settings
+from halter.spec.autonomy import HotField, Pacing
 from halter.state.lifecycle import post_wake
 from halter.tools.files import make_file_tools
 from halter.tools.function_tool import tool

@@ -13,11 +13,9 @@ from typing import Any, Final, Literal, cast
 
 import msgspec
 
-from halter.core.agent_spec import Pacing, Tasks
 from halter.core.events import CallRefused, DecisionAsked
 from halter.core.ids import WorkerId, make_worker_id
 from halter.core.provenance import ArgumentUse, Declaration, guess_use, split_name
-from halter.core.spec import Phase, ProvenanceMode
 from halter.core.tools import EffectStatus, Invalid, Output, Permit, Tool, ToolSpec, Valid
 from halter.dispatch.heartbeat import renew_leases
 from halter.guard.call_answer import ApprovalRequired
@@ -28,6 +26,10 @@ from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.session_runner import claim_session
 from halter.runtime.session_start import open_session
 from halter.settings import Settings
+from halter.spec.agent import Phase
+from halter.spec.autonomy import Pacing
+from halter.spec.policy import ProvenanceMode
+from halter.spec.tasks import Tasks
 from halter.tools.function_tool import Deps, tool
 from halter_drills.drill import Setting, own_store, use_memory_file
 from halter_drills.inject.attacks import PUPPET, AttackStep, Puppet, answer_question
