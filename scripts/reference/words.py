@@ -128,5 +128,7 @@ def environment_page() -> str:
 def found() -> set[str]:
     """Find the variables in the code that begin with HALTER_."""
     source = Path(next(iter(halter.__path__)))
-    names = {name for file in source.rglob("*.py") for name in re.findall(r"\bHALTER_[A-Z_]+", file.read_text("utf-8"))}
+    names: set[str] = {
+        name for file in source.rglob("*.py") for name in re.findall(r"\bHALTER_[A-Z_]+", file.read_text("utf-8"))
+    }
     return {FAMILIES.get(name, name) for name in names - NOT_VARIABLES}
