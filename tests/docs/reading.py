@@ -12,10 +12,11 @@ from pathlib import Path
 
 from jsonschema import Draft202012Validator
 
-from halter.config.agent_files import parse_agent, parse_playbook
+from halter.config.agent_files import parse_agent
 from halter.config.decode import agent_schema, fleet_schema
 from halter.config.mcp_file import load_json, parse_servers
 from halter.config.merge import FleetConfig, parse_fleet
+from halter.config.playbook_files import parse_playbook
 from halter.config.resolve import resolve_agent, resolve_policy
 from halter.config.yaml_reader import Document, load_bytes
 from tests.docs.pages import Block, Page

@@ -16,7 +16,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from halter.cli.commands import build_command_tree
-from halter.config.agent_files import read_playbook
+from halter.config.playbook_files import read_playbook
 from halter.core.clock import HOUR
 from halter.core.events import CallStarted, DecisionAsked, SessionParked
 from halter.core.ids import FLEET, SessionId, WorkerId

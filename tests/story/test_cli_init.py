@@ -16,7 +16,7 @@ from halter.config.agent_files import parse_agent, read_agent
 from halter.config.decode import agent_schema, fleet_schema
 from halter.config.merge import FleetConfig
 from halter.config.resolve import resolve_agent, resolve_policy
-from halter.config.roots import render_starter_files
+from halter.config.starter_files import render_starter_files
 from halter.config.trust import TrustFile, digest_folder
 from halter.config.yaml_reader import load_bytes
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from halter.config.agent_files import parse_agent, parse_playbook
+from halter.config.agent_files import parse_agent
 from halter.config.merge import FleetConfig
+from halter.config.playbook_files import parse_playbook
 from halter.config.resolve import resolve_policy
 from halter.config.yaml_reader import load_bytes
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND

@@ -9,7 +9,7 @@ from halter.config.agent_files import read_agent
 from halter.config.decode import agent_schema
 from halter.config.merge import FleetConfig, read_fleet
 from halter.config.resolve import resolve_agent, resolve_policy
-from halter.config.roots import render_starter_files
+from halter.config.starter_files import render_starter_files
 from halter.config.yaml_reader import load_file
 from halter.core.clock import SystemClock
 from halter.core.usage import ModelName, Unpriced, Usage

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from halter.config.agent_files import AgentFile, parse_agent, parse_playbook, read_agent
+from halter.config.agent_files import AgentFile, parse_agent, read_agent
 from halter.config.decode import agent_schema, fleet_schema
 from halter.config.merge import FleetConfig, parse_fleet, read_fleet
+from halter.config.playbook_files import parse_playbook
 from halter.config.resolve import REVIEW_PHASES, resolve_agent, resolve_policy
 from halter.config.yaml_reader import load_bytes
 from halter.core.clock import DAY, HOUR, MINUTE

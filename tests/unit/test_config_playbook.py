@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from halter.config.agent_files import MAX_STEPS, parse_playbook, read_playbook
+from halter.config.playbook_files import MAX_STEPS, parse_playbook, read_playbook
 from halter.config.yaml_reader import load_bytes
 from halter.core.errors import ConfigError
 from halter.spec.playbook import MissingReference, Playbook, Results, bind_arguments

@@ -11,7 +11,8 @@ from msgspec import UNSET
 
 from halter.config.agent_files import AgentFile, parse_agent
 from halter.config.merge import FleetConfig, parse_fleet
-from halter.config.resolve import check_named_tools, list_unknown_tool_rules, resolve_policy
+from halter.config.resolve import resolve_policy
+from halter.config.tool_names import check_named_tools, list_unknown_tool_rules
 from halter.config.yaml_reader import SourceMap, load_bytes
 from halter.core.errors import ConfigError
 from halter.core.tools import LEVELS, Level, ToolSpec

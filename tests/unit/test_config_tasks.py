@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from halter.config.agent_files import AgentFile, parse_agent
 from halter.config.decode import agent_schema, fleet_schema
 from halter.config.merge import FleetConfig, parse_fleet
-from halter.config.resolve import IN_APP_CHANNEL, REVIEW_PHASES, check_named_tools, resolve_agent, resolve_policy
+from halter.config.resolve import IN_APP_CHANNEL, REVIEW_PHASES, resolve_agent, resolve_policy
+from halter.config.tool_names import check_named_tools
 from halter.config.yaml_reader import load_bytes
 from halter.core.clock import MINUTE, SECOND
 from halter.core.money import Cap

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from halter.config.agent_files import MAX_IMPORT_WORDS, MAX_IMPORTS, parse_agent, read_agent, read_guidance, read_skills
+from halter.config.agent_files import parse_agent, read_agent
+from halter.config.definition_record import definition_digest
+from halter.config.guidance import MAX_IMPORT_WORDS, MAX_IMPORTS, read_guidance
 from halter.config.merge import FleetConfig
-from halter.config.resolve import definition_digest, resolve_agent
+from halter.config.resolve import resolve_agent
 from halter.config.roots import definition_of
+from halter.config.skill_files import read_skills
 from halter.config.trust import digest_folder
 from halter.config.yaml_reader import load_bytes
 

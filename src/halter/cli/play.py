@@ -64,7 +64,8 @@ def play(
     folder = agent or _find_agent_folder(playbook)
 
     async def job(app: Runtime) -> tuple[SessionId, PlaybookOutcome]:
-        from halter.config.agent_files import read_agent, read_playbook
+        from halter.config.agent_files import read_agent
+        from halter.config.playbook_files import read_playbook
         from halter.config.resolve import resolve_policy
         from halter.runtime.assemble import assemble_agent
         from halter.runtime.session_start import begin_playbook, resume_playbook

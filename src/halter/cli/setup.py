@@ -54,7 +54,7 @@ def init(
 
     It runs immediately, by rules and offline; with --model it uses that model. Its code is trusted as written.
     """
-    from halter.config.roots import render_starter_files
+    from halter.config.starter_files import render_starter_files
 
     agent_name, agent_model = _name(name, folder), _model(model)
     settings = read_cli_settings(None)
@@ -156,7 +156,7 @@ def _problem(folder: Path, settings: Settings) -> str:
 
 
 def _list_next_commands(folder: Path, model: str, *, trusted: bool) -> list[str]:
-    from halter.config.roots import find_key_variable
+    from halter.config.starter_files import find_key_variable
 
     quoted_folder, key_variable = shlex.quote(str(folder)), find_key_variable(model)
     run = f'halter run {quoted_folder} "hello"'

@@ -7,46 +7,37 @@ and the default table apply.
 Decisions of a person are bound to `policy` only: a change of the model, the instructions or the tasks keeps them valid.
 """
 
-import hashlib
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
-from urllib.parse import urlsplit, urlunsplit
+from typing import Any, Final, cast
 
 from msgspec import UNSET, Struct, UnsetType, field
 from msgspec.structs import replace
 
-from halter.config.agent_files import (
-    INSTRUCTIONS,
-    AgentFile,
-    Guidance,
-    UnusableFile,
-    decode_file_text,
-    list_skill_folders,
-    read_folder_file,
-    read_playbook,
-    read_skills,
-)
-from halter.config.decode import decode_document, format_key_path, value_or_default
+from halter.config.agent_files import AgentFile
+from halter.config.decode import format_key_path, value_or_default
+from halter.config.folder_files import UnusableFile, decode_file_text, read_folder_file
+from halter.config.guidance import INSTRUCTIONS, Guidance
 from halter.config.merge import FilePair, FleetConfig
-from halter.config.roots import list_guidance_files, read_agent_guidance
+from halter.config.model_providers import build_provider, check_models, check_provider, list_models
+from halter.config.playbook_files import read_playbook
+from halter.config.roots import read_agent_guidance
+from halter.config.run_limits import MODEL_LIMITS, list_limit_conflicts
 from halter.config.sections import (
     CHANNELS_PATH,
     collect_hot_fields,
     compile_gate,
     compile_signals,
-    list_paced_models,
     list_pacing_mistakes,
     list_task_mistakes,
     list_triggers,
 )
-from halter.config.yaml_reader import MAX_BYTES, Document, KeyPath, SourceMap, load_bytes
+from halter.config.skill_files import list_skill_folders, read_skills
+from halter.config.yaml_reader import KeyPath, load_bytes
 from halter.core.clock import MINUTE
 from halter.core.errors import ConfigError
 from halter.core.money import Cap, Caps, RateLimit
-from halter.core.text import describe_value, join_names, shorten, suggest_nearest
-from halter.core.tools import TOOLS_BY_FAMILY, ToolSpec, find_secret_names
+from halter.core.text import describe_value, shorten
 from halter.core.usage import FREE_PRICE, ModelName
 from halter.policy.defaults import (
     AGENT_DAY_CAP,
@@ -59,29 +50,19 @@ from halter.policy.defaults import (
     TIMEOUT,
 )
 from halter.policy.evaluation import ResolvedPolicy
-from halter.policy.meet import tighten
-from halter.policy.order import is_covered
 from halter.spec.agent import AgentSpec, Phase, PhasePlan
 from halter.spec.autonomy import Autonomy, Gate, Pacing
 from halter.spec.channels import Channel, Notify
 from halter.spec.fleet import FleetSpec
-from halter.spec.forms import OneModel, Spec
-from halter.spec.limits import AgentBounds, Limits
+from halter.spec.limits import Limits
 from halter.spec.models import (
-    CLOUD_HOSTS,
-    KNOWN_PROVIDERS,
     REFLEX,
     SCRIPTED,
-    UNKNOWN_PROVIDER,
     BrainSpec,
-    CloudName,
     Provider,
     ProviderSpec,
-    WireFormat,
-    choose_wire,
 )
 from halter.spec.playbook import Playbook
-from halter.spec.sensors import SensorSource
 from halter.spec.skills import Skill
 from halter.spec.tasks import VERBS, Anonymize, Tasks, Verbs
 from halter.spec.triggers import Schedule
@@ -94,31 +75,7 @@ REVIEW_PHASES: Final = (
     Phase("ethics_review", ("emit_finding",)),
     Phase("delivery", ("notify",)),
 )
-
 IN_APP_CHANNEL: Final = Channel(name="in_app", type="in_app")
-
-_LOCAL_PROVIDERS: Final = frozenset((SCRIPTED, REFLEX))
-_MODEL_LIMITS: Final = (
-    "max_output_tokens",
-    "max_retries",
-    "outage_backoff",
-    "context_window",
-    "context_strategy",
-    "streaming",
-    "max_tokens_recoveries",
-    "max_repeated_tool_steps",
-)
-
-_POLICY_LIMITS: Final = (
-    "on_cap",
-    "max_steps",
-    "timeout",
-    "min_output_tokens",
-    "reserve_tokens",
-    "reserve_cost_fraction",
-)
-_WINDOW_CAPS: Final = ("max_cost_usd_per_hour", "max_cost_usd_per_day")
-
 LocateValue = Callable[[KeyPath], str]
 
 
@@ -161,13 +118,13 @@ def resolve_agent(fleet: FleetConfig, agent: AgentFile, folder: Path | None) -> 
     policy = resolve_policy(fleet, agent)
     fleet_providers, agent_providers = files.fleet.spec.providers, files.agent.spec.providers
     for name, spec in agent_providers.items():
-        _check_provider(files, name, spec)
+        check_provider(files, name, spec)
     providers: dict[str, Provider] = {}
     for name in (*fleet_providers, *(name for name in agent_providers if name not in fleet_providers)):
         file = files.agent if name in agent_providers else files.fleet
         specs = (agent_providers.get(name, ProviderSpec()), fleet_providers.get(name, ProviderSpec()))
-        providers[name] = _provider(name, specs, file.source_map)
-    _check_models(files, providers)
+        providers[name] = build_provider(name, specs, file.source_map)
+    check_models(files, providers)
     script, script_at = _script(agent, base_folder)
     reflex, reflex_at = _reflex(agent, base_folder)
     guidance = Guidance() if folder is None else read_agent_guidance(folder)
@@ -218,90 +175,6 @@ def resolve_policy(fleet: FleetConfig, agent: AgentFile) -> ResolvedPolicy:
     )
 
 
-def check_named_tools(resolved: ResolvedPolicy, agent: AgentFile, tools: Iterable[ToolSpec]) -> None:
-    """Check the tool rules of an agent's file once its tools are known.
-
-    Raises a ConfigError for an unknown tool, and for a rule that is looser than the rule that applies to the tool.
-    """
-    tools_by_name = {tool.name: tool for tool in tools}
-    for path, name in list_named_tools(agent):
-        if name not in tools_by_name:
-            raise agent.source_map.error_at(
-                path, f"there is no tool `{name}`; {suggest_nearest(name, sorted(tools_by_name), 'the tools')}"
-            )
-    for name, rule in agent.spec.policy.tools.items():
-        effective = resolved.rule(name, tools_by_name[name].level).as_rule()
-        path = ("policy", "tools", name)
-        for difference in tighten(effective, rule, path=path).differences:
-            if difference.how == "looser":
-                raise agent.source_map.error_at(
-                    difference.path,
-                    f"`{format_key_path(difference.path)}` is {difference.second_text}, but {difference.first_text} "
-                    "applies to this tool; an agent can only tighten it.",
-                )
-
-
-def check_reflex_tools(agent: "ResolvedAgent", tools: Iterable[str]) -> None:
-    """Raise ConfigError, with its line, for a rule of a reflex that calls a tool which the agent does not have."""
-    tool_names = sorted({*tools, *VERBS})
-    for index, rule in enumerate(agent.model_settings.reflex):
-        for path, name in _list_called_tools(rule):
-            if name not in tool_names:
-                location = agent.locate_reflex((index, *path))
-                raise ConfigError(
-                    f"{location}: there is no tool `{name}`; {suggest_nearest(name, tool_names, 'the tools')}"
-                )
-
-
-def _list_called_tools(rule: Any) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the tools that a rule calls; its form is checked when the model is made."""
-    if not isinstance(rule, dict):
-        return
-    fields = cast("dict[str, Any]", rule)
-    calls = fields.get("calls")
-    numbered_calls = enumerate(cast("list[Any]", calls)) if isinstance(calls, list) else ()
-    paths: list[tuple[KeyPath, Any]] = [(("call", "tool"), fields.get("call"))]
-    paths += [(("calls", number, "tool"), call) for number, call in numbered_calls]
-    for path, call in paths:
-        name = cast("dict[str, Any]", call).get("tool") if isinstance(call, dict) else None
-        if isinstance(name, str):
-            yield path, name
-
-
-_OTHER_PROGRAMS_TOOL: Final = re.compile(r"mcp__|MCP:")
-
-
-def list_unknown_tool_rules(fleet: FleetConfig, list_known_tools: Callable[[], Iterable[str]]) -> tuple[str, ...]:
-    """List warnings about fleet rules for tools that no agent has: a rule with a typo protects nothing.
-
-    They are no errors: a rule may be for the tool of an agent elsewhere. Programs whose calls Halter only judges have
-    tools of their own. Knowing all tools is slow, so they are listed only if there are rules.
-    """
-    policy = fleet.spec.policy
-    tool_paths: list[tuple[KeyPath, str]] = [(("policy", "tools", name), name) for name in policy.tools]
-    tool_paths += [(("policy", "disabled", index), name) for index, name in enumerate(policy.disabled)]
-    others = frozenset[str]().union(*TOOLS_BY_FAMILY.values())
-    tool_paths = [each for each in tool_paths if each[1] not in others and not _OTHER_PROGRAMS_TOOL.match(each[1])]
-    tool_names = sorted({*list_known_tools()}) if tool_paths else []
-    return tuple(
-        f"{fleet.source_map.at(path)}: no agent here has a tool `{name}`; "
-        f"{suggest_nearest(name, tool_names, 'the tools')}"
-        for path, name in tool_paths
-        if name not in tool_names
-    )
-
-
-def list_named_tools(agent: AgentFile) -> list[tuple[KeyPath, str]]:
-    spec = agent.spec
-    tool_paths: list[tuple[KeyPath, str]] = [(("policy", "tools", name), name) for name in spec.policy.tools]
-    tool_paths += [(("policy", "disabled", index), name) for index, name in enumerate(spec.policy.disabled)]
-    tool_paths += [(("tools", "own", index), name) for index, name in enumerate(value_or_default(spec.tools.own, ()))]
-    if not isinstance(spec.phases, str):
-        for phase in resolve_phases(spec.phases):
-            tool_paths += [(("phases", phase.name, index), name) for index, name in enumerate(phase.grants or ())]
-    return [(path, name) for path, name in tool_paths if path[0] != "phases" or name not in VERBS]
-
-
 def _caps(limits: Limits, fleet: FleetSpec) -> Caps:
     hourly, monthly = limits.max_cost_usd_per_hour, fleet.limits.max_cost_usd_per_month
     return Caps(
@@ -332,7 +205,7 @@ def _resolve_model_settings(files: FilePair, providers: Mapping[str, Provider], 
     max_output = value_or_default(limits.max_output_tokens, BrainSpec().max_output_tokens)
     min_output = value_or_default(limits.min_output_tokens, MIN_OUTPUT_TOKENS)
     window = value_or_default(limits.context_window, 0)
-    for key, sentence in _list_limit_conflicts(max_output, min_output, window):
+    for key, sentence in list_limit_conflicts(max_output, min_output, window):
         raise _limit_error(files, key, sentence)
     return BrainSpec(
         model=value_or_default(spec.model, ""),
@@ -345,79 +218,8 @@ def _resolve_model_settings(files: FilePair, providers: Mapping[str, Provider], 
         thinking=value_or_default(spec.thinking, None),
         provider_tools=files.provider_tools(),
         rates=read_model_rates(files.fleet),
-        **{key: value for key in _MODEL_LIMITS if (value := getattr(limits, key)) is not UNSET},
+        **{key: value for key in MODEL_LIMITS if (value := getattr(limits, key)) is not UNSET},
     )
-
-
-def _list_limit_conflicts(max_output: int, min_output: int, window: int) -> Iterator[tuple[str, str]]:
-    """List limits of an answer that exclude each other: the key to change, and a sentence."""
-    if max_output < min_output:
-        sentence = f"`max_output_tokens` ({max_output}) is less than `min_output_tokens` ({min_output})"
-        yield "max_output_tokens", f"{sentence}; change one of them."
-    if window and window <= max_output:
-        sentence = f"context window of {window} tokens is too small for max_output_tokens {max_output}"
-        yield "context_window", f"{sentence}; raise it, or lower `max_output_tokens`."
-
-
-class _ModelKey(Spec, frozen=True):
-    model: OneModel
-
-
-def parse_model(name: str, where: str) -> str:
-    """Parse the name of a model, written as in an agent's file. `where` is named in messages."""
-    return decode_document(Document({"model": name}, SourceMap(where)), _ModelKey).model
-
-
-def parse_session_limits(limits: Mapping[str, Any], where: str) -> Limits:
-    """Parse limits of single sessions, written as in an agent's file. `where` is named in messages."""
-    document = Document({"limits": dict(limits)}, SourceMap(where))
-    session_limits = decode_document(document, AgentBounds).limits
-    for key in _WINDOW_CAPS:
-        if getattr(session_limits, key) is not UNSET:
-            sentence = f"`limits.{key}` counts for all runs of the agent; set it in the limits of the agent."
-            raise document.source_map.error_at(("limits", key), sentence)
-    return session_limits
-
-
-def require_tighter(policy: ResolvedPolicy, settings: BrainSpec, limits: Limits) -> None:
-    """Raise ConfigError if the limits of a run are looser than those of its agent, or exclude each other."""
-    run, agent_limits = SourceMap("the run"), (_list_policy_limits(policy), _list_model_limits(settings))
-    for difference in (each for bound in agent_limits for each in tighten(bound, limits, path=("limits",)).differences):
-        if difference.how == "looser":
-            raise run.error_at(
-                difference.path,
-                f"`{format_key_path(difference.path)}` is {difference.second_text} for this run, but the agent allows "
-                f"only {difference.first_text}. Lower it, or raise the agent's own limit.",
-            )
-    narrowed = narrow_settings(settings, limits)
-    min_output = narrow_policy(policy, limits).min_output_tokens
-    for key, sentence in _list_limit_conflicts(narrowed.max_output_tokens, min_output, narrowed.context_window):
-        raise run.error_at(("limits", key), sentence)
-
-
-def narrow_policy(policy: ResolvedPolicy, limits: Limits) -> ResolvedPolicy:
-    """Return a policy with the lower of each limit of the policy and of a run; for a choice, the run's."""
-    lower = tighten(_list_policy_limits(policy), limits).value
-    session_cap = Cap(value_or_default(lower.max_cost_usd, None), policy.caps.session.per)
-    caps = replace(policy.caps, session=session_cap, token_budget=lower.token_budget or None)
-    return replace(policy, caps=caps, **{key: getattr(lower, key) for key in _POLICY_LIMITS})
-
-
-def narrow_settings(settings: BrainSpec, limits: Limits) -> BrainSpec:
-    """Return the settings of a model with the lower of each limit; for a choice, the run's."""
-    lower = tighten(_list_model_limits(settings), limits).value
-    return replace(settings, **{key: getattr(lower, key) for key in _MODEL_LIMITS})
-
-
-def _list_policy_limits(policy: ResolvedPolicy) -> Limits:
-    """Return the limits of a policy as a file writes them."""
-    session_cap, token_budget = policy.caps.session.max_cost_usd, policy.caps.token_budget or 0
-    limits = {key: getattr(policy, key) for key in _POLICY_LIMITS}
-    return Limits(max_cost_usd=session_cap, token_budget=token_budget, **limits)
-
-
-def _list_model_limits(settings: BrainSpec) -> Limits:
-    return Limits(**{key: getattr(settings, key) for key in _MODEL_LIMITS})
 
 
 def _playbooks(folder: Path, tasks: Tasks) -> Mapping[str, Playbook]:
@@ -448,111 +250,6 @@ def _limit_error(files: FilePair, key: str, sentence: str) -> ConfigError:
     if ("agents", "limits", key) in files.fleet.source_map.lines:
         return files.fleet.source_map.error_at(("agents", "limits", key), sentence)
     return files.agent.source_map.error_at(("limits",), sentence)
-
-
-def _provider(name: str, specs: tuple[ProviderSpec, ProviderSpec], source_map: SourceMap) -> Provider:
-    """Build a provider: each key from the agent's file, else the fleet's, else the default."""
-    path: KeyPath = ("providers", name)
-    if name in _LOCAL_PROVIDERS:
-        raise source_map.error_at(path, f"`{name}` is built in and has no endpoint; remove it.")
-    agent_spec, fleet_spec = specs
-    known_provider = KNOWN_PROVIDERS.get(name, UNKNOWN_PROVIDER)
-    base_url = value_or_default(agent_spec.base_url, value_or_default(fleet_spec.base_url, known_provider.base_url))
-    if not base_url:
-        sentence = f"`base_url` is missing from `{format_key_path(path)}`, which is not a known provider; write it"
-        raise source_map.error_at(path, f"{sentence}, as in http://localhost:8000/v1.")
-    wire: WireFormat = value_or_default(agent_spec.wire, value_or_default(fleet_spec.wire, choose_wire(name, base_url)))
-    key, bills_errors = (
-        value_or_default(agent_spec.api_key, value_or_default(fleet_spec.api_key, "")),
-        value_or_default(agent_spec.bills_errors, fleet_spec.bills_errors),
-    )
-    cache = value_or_default(agent_spec.prompt_cache, value_or_default(fleet_spec.prompt_cache, True))  # noqa: FBT003
-    vision = value_or_default(agent_spec.vision, value_or_default(fleet_spec.vision, True))  # noqa: FBT003
-    credentials = fleet_spec.credentials if agent_spec.credentials is UNSET else agent_spec.credentials
-    cloud: CloudName | None = None if credentials is UNSET else credentials
-    if cloud is not None:
-        by_fleet = UNSET not in (fleet_spec.base_url, fleet_spec.credentials)
-        _check_cloud(cloud, base_url, key, (*path, "credentials"), source_map, by_fleet=by_fleet)
-    return Provider(
-        wire=wire,
-        base_url=base_url,
-        api_key=key,
-        credentials=cloud,
-        bills_errors=bills_errors is True,
-        prompt_cache=cache,
-        vision=vision,
-    )
-
-
-def _check_cloud(cloud: CloudName, url: str, key: str, path: KeyPath, source_map: SourceMap, *, by_fleet: bool) -> None:
-    """Require a host of the cloud itself for its credentials, unless the fleet sets the URL."""
-    if key:
-        sentence = f"`{format_key_path(path)}` and `api_key` are both set; keep one of them."
-        raise source_map.error_at(path, sentence)
-    host = urlsplit(url).hostname or ""
-    if not by_fleet and not (url.startswith("https://") and host.endswith(CLOUD_HOSTS[cloud])):
-        hosts = join_names([f"*{suffix}" for suffix in CLOUD_HOSTS[cloud]])
-        sentence = f"`{format_key_path(path)}` is `{cloud}`, whose credentials go only to {hosts} over https; use"
-        raise source_map.error_at(path, f"{sentence} such a URL, or define the provider in halter.yaml.")
-
-
-def _check_provider(files: FilePair, name: str, spec: ProviderSpec) -> None:
-    """Reject a URL, a key or a billing rule that the fleet does not allow."""
-    fleet, path = files.fleet.spec, ("providers", name)
-    if spec.bills_errors is False and fleet.providers.get(name, ProviderSpec()).bills_errors is True:
-        raise files.looser((*path, "bills_errors"), "false", (*path, "bills_errors"), "true")
-    if spec.base_url is not UNSET:
-        _check_address(files, name, spec.base_url)
-    if spec.api_key is not UNSET and fleet.allowed_secrets is not UNSET:
-        for secret in find_secret_names(spec.api_key.encode()):
-            if not is_covered(secret, fleet.allowed_secrets):
-                allowed_names = join_names(fleet.allowed_secrets) or "nothing"
-                raise files.looser((*path, "api_key"), f"`{secret}`", ("allowed_secrets",), allowed_names)
-
-
-def _check_address(files: FilePair, name: str, base_url: str) -> None:
-    fleet, path = files.fleet.spec, ("providers", name, "base_url")
-    if name in fleet.providers:
-        fleet_url = value_or_default(
-            fleet.providers[name].base_url, KNOWN_PROVIDERS.get(name, UNKNOWN_PROVIDER).base_url
-        )
-        if fleet_url != base_url:
-            raise files.looser(path, f"`{base_url}`", ("providers", name), f"`{fleet_url}`")
-    files.check_host(path, base_url)
-
-
-def _list_models(spec: AgentSpec) -> Iterator[tuple[KeyPath, str]]:
-    if spec.model is not UNSET:
-        yield ("model",), spec.model
-    yield from ((("fallback_models", index), model) for index, model in enumerate(spec.fallback_models))
-    yield from ((("model_for", purpose), model) for purpose, model in spec.model_for.items())
-    yield from list_paced_models(spec)
-    yield from ((("review", "judges", index), model) for index, model in enumerate(spec.review.judges))
-
-
-def _check_models(files: FilePair, providers: Mapping[str, Provider]) -> None:
-    spec, source_map = files.agent.spec, files.agent.source_map
-    if spec.fallback_models and spec.model is UNSET:
-        raise source_map.error_at(("fallback_models",), "`fallback_models` requires a `model`; write it.")
-    provider_names = sorted({*KNOWN_PROVIDERS, *_LOCAL_PROVIDERS, *providers})
-    for path, model in _list_models(spec):
-        provider = ModelName.parse(model).provider
-        if provider not in provider_names:
-            hint = suggest_nearest(provider, provider_names, "the known ones")
-            sentence = f"`{format_key_path(path)}` has the unknown provider `{provider}`; define it under `providers`"
-            raise source_map.error_at(path, f"{sentence}; {hint}")
-        _check_allowed(files, path, model)
-
-
-def _check_allowed(files: FilePair, path: KeyPath, model: str) -> None:
-    allowed_models = files.models()
-    if allowed_models is None or is_covered(model, allowed_models):
-        return
-    if files.agent.spec.allowed_models is UNSET:
-        raise files.looser(path, f"`{model}`", ("allowed_models",), join_names(allowed_models) or "nothing")
-    location = files.agent.source_map.at(("allowed_models",))
-    sentence = f"`{format_key_path(path)}` is `{model}`, which is not in the `allowed_models` of {location}"
-    raise files.agent.source_map.error_at(path, f"{sentence}; add it there, or name another model.")
 
 
 def _instructions(spec: AgentSpec, folder: Path | None) -> str:
@@ -592,7 +289,7 @@ def _reflex(agent: AgentFile, folder: Path) -> tuple[tuple[Any, ...], LocateValu
 
 
 def _reject_empty_model(agent: AgentFile, provider: str, key: str, remedy: str) -> None:
-    for path, model in _list_models(agent.spec):
+    for path, model in list_models(agent.spec):
         if ModelName.parse(model).provider == provider:
             sentence = f"`{format_key_path(path)}` is `{provider}`, but there is no `{key}`"
             raise agent.source_map.error_at(path, f"{sentence}; {remedy}.")
@@ -714,83 +411,3 @@ def _verbs(spec: AgentSpec, folder: Path | None) -> Verbs:
     if folder is not None and list_skill_folders(folder) and any(phase.grants is None for phase in phases):
         names.add("run_skill")
     return tuple(verb for verb in VERBS if verb in names)
-
-
-KeyedSpec = TypeVar("KeyedSpec", SensorSource, Channel)
-
-HIDDEN_VALUE: Final = "…"
-
-_DECLARATION_FOLDERS: Final = ("playbooks", ".agents", ".claude/skills")
-
-
-def definition_digest(folder: Path, excluded_paths: Iterable[Path] = ()) -> str:
-    """Digest an agent's files: those in its folder, its playbooks and its skills.
-
-    Other folders contain data. A file that is too large for a definition counts by its size. `excluded_paths` are
-    never opened: a process that closes a file of its open SQLite store loses the locks of that store.
-    """
-    digest = hashlib.sha256(b"halter definition 1\n")
-    excluded_ids = set(map(_identify, excluded_paths)) - {None}
-    files = {path for path in _files(folder) if _identify(path) not in excluded_ids}
-    for path in sorted(files, key=lambda file: file.as_posix()):
-        name = path.relative_to(folder).as_posix().encode("utf-8", "surrogateescape")
-        content = _content(path)
-        digest.update(b"%d:%s%d:%s" % (len(name), name, len(content), content))
-    return digest.hexdigest()
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    yield from (path for path in folder.iterdir() if path.is_file())
-    for name in _DECLARATION_FOLDERS:
-        yield from (path for path in (folder / name).rglob("*") if path.is_file())
-    yield from (folder / name for name in list_guidance_files(folder))
-
-
-def _identify(path: Path) -> tuple[int, int] | None:
-    """Return the identity of a file, whichever link leads to it. Returns None if it does not exist."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
-
-
-def _content(path: Path) -> bytes:
-    try:
-        size = path.stat().st_size
-        return path.read_bytes() if size <= MAX_BYTES else b"%d bytes" % size
-    except OSError:
-        return b"unreadable"
-
-
-def redact_definition(agent: ResolvedAgent) -> Mapping[str, Any]:
-    """Return what a store records of an agent, without plain keys and personal names."""
-    pacing, tasks = _define_pacing(agent.pacing), _define_tasks(agent.tasks)
-    return {"policy": agent.policy, "mind": agent.model_settings, "pacing": pacing, "tasks": tasks}
-
-
-def _define_pacing(pacing: Pacing) -> Pacing:
-    sensors = (replace(sensor, source=_strip_keys(sensor.source)) for sensor in pacing.sensors)
-    return replace(pacing, sensors=tuple(sensors))
-
-
-def _define_tasks(tasks: Tasks) -> Tasks:
-    channels = tuple(_strip_keys(channel) for channel in tasks.notify.channels)
-    hidden_names = None if tasks.anonymize is None else (HIDDEN_VALUE,) * len(tasks.anonymize)
-    return replace(tasks, notify=replace(tasks.notify, channels=channels), anonymize=hidden_names)
-
-
-def _strip_keys(spec: KeyedSpec) -> KeyedSpec:
-    """Return a copy with only the secret references of each header, and the URL without its query."""
-    headers = {
-        name: " ".join(f"${{secret:{secret}}}" for secret in sorted(find_secret_names(value.encode()))) or HIDDEN_VALUE
-        for name, value in spec.headers.items()
-    }
-    return replace(spec, headers=headers, url=_strip_query(spec.url))
-
-
-def _strip_query(url: str | UnsetType) -> str | UnsetType:
-    if url is UNSET:
-        return url
-    url_parts = urlsplit(url)
-    return urlunsplit(url_parts._replace(query=HIDDEN_VALUE)) if url_parts.query else url

@@ -14,8 +14,9 @@ from urllib.parse import urlsplit
 
 from msgspec import UNSET
 
-from halter.config.agent_files import UnusableFile, list_texts, read_folder_file, resolve_links
 from halter.config.decode import format_key_path, make_mistake, value_or_default
+from halter.config.folder_files import UnusableFile, read_folder_file, resolve_links
+from halter.config.playbook_files import list_texts
 from halter.config.yaml_reader import KeyPath, Mistake, escape_sentence
 from halter.core.clock import MINUTE, format_duration
 from halter.core.errors import ConfigError

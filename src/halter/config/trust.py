@@ -22,8 +22,10 @@ from typing import Final
 
 import msgspec
 
-from halter.config.agent_files import AGENT_FILE, INSTRUCTIONS, list_texts, read_agent
+from halter.config.agent_files import AGENT_FILE, read_agent
+from halter.config.guidance import INSTRUCTIONS
 from halter.config.mcp_file import MCP_FILE
+from halter.config.playbook_files import list_texts
 from halter.config.roots import DATA_FOLDER, TOOLS_FILE, list_data_places, list_named_files
 from halter.core.errors import ConfigError
 from halter.core.folders import is_path_within

@@ -30,7 +30,8 @@ from typing import Any, Final, TypeVar, Unpack
 
 import msgspec
 
-from halter.config.resolve import check_named_tools, list_named_tools, read_model_rates, resolve_policy
+from halter.config.resolve import read_model_rates, resolve_policy
+from halter.config.tool_names import check_named_tools, list_named_tools
 from halter.core.clock import HOUR, SECOND
 from halter.core.errors import ConfigError, HalterError, LeaseLost
 from halter.core.events import CallStarted, SessionStarted

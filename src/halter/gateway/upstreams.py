@@ -41,7 +41,7 @@ from mcp_types import (
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
 from halter.config.agent_files import AgentFile
-from halter.config.resolve import check_named_tools, list_named_tools
+from halter.config.tool_names import check_named_tools, list_named_tools
 from halter.core.money import Cap
 from halter.core.text import clean
 from halter.core.tools import SERVER_SEPARATOR, Failed, Tool, ToolServer, ToolSpec

@@ -10,7 +10,8 @@ from msgspec import Meta
 from halter.config.agent_files import AgentFile, parse_agent, read_agent
 from halter.config.merge import FleetConfig, parse_fleet
 from halter.config.policy import parse_stored_fleet
-from halter.config.resolve import narrow_policy, resolve_policy
+from halter.config.resolve import resolve_policy
+from halter.config.run_limits import narrow_policy
 from halter.config.yaml_reader import Document, load_bytes
 from halter.core.errors import NotDone
 from halter.core.money import Cap, Usd, format_exact_micros, micros_to_usd

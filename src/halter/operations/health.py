@@ -161,7 +161,7 @@ def _check_written_secrets(folder: Path, environ: Mapping[str, str], name: str) 
 
 def _list_former_names(folder: Path, agent_file: "AgentFile", agent: "ResolvedAgent") -> Check | None:
     """List the keys that the agent's files write under a former name, which is understood for ever."""
-    from halter.config.agent_files import parse_playbook
+    from halter.config.playbook_files import parse_playbook
     from halter.config.yaml_reader import load_file
 
     former_names = list(agent_file.source_map.former_names)

@@ -995,7 +995,7 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
 
     def _add_options(self, agent: "AssembledAgent", folder: Path) -> "tuple[AssembledAgent, Mapping[str, Model]]":
         """Add the program's options to the agent of a folder: models, tools, and limits that tighten its own."""
-        from halter.config.resolve import narrow_policy, narrow_settings, parse_session_limits
+        from halter.config.run_limits import narrow_policy, narrow_settings, parse_session_limits
         from halter.runtime import assemble
 
         options = self._agent_options
@@ -1025,7 +1025,8 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         self, app: "Runtime", stack: AsyncExitStack
     ) -> "tuple[AssembledAgent, Mapping[str, Model]]":
         """Parse the options as an agent file, so that the same checks apply with the same messages."""
-        from halter.config.resolve import check_named_tools, resolve_agent
+        from halter.config.resolve import resolve_agent
+        from halter.config.tool_names import check_named_tools
         from halter.runtime import assemble
         from halter.tasks.task_tools import list_verb_specs
 
@@ -1083,7 +1084,7 @@ def _list_models(options: AgentOptions) -> list[str | Model]:
     fallbacks = options.get("fallback_models", ())
     if isinstance(fallbacks, str):
         raise ConfigError(f"`fallback_models` is the text {fallbacks!r}, but must be a list of models.")
-    from halter.config.resolve import parse_model
+    from halter.config.run_limits import parse_model
 
     models = [*([options["model"]] if "model" in options else []), *fallbacks]
     return [parse_model(each, "the agent") if isinstance(each, str) else each for each in models]

@@ -8,14 +8,8 @@ from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
-from halter.config.resolve import (
-    narrow_policy,
-    narrow_settings,
-    parse_model,
-    parse_session_limits,
-    redact_definition,
-    require_tighter,
-)
+from halter.config.definition_record import redact_definition
+from halter.config.run_limits import narrow_policy, narrow_settings, parse_model, parse_session_limits, require_tighter
 from halter.core.clock import HOUR, SECOND, read_monotonic
 from halter.core.errors import ConfigError
 from halter.core.events import SessionStarted

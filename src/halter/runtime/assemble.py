@@ -24,18 +24,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import UNSET
 
-from halter.config.agent_files import AgentFile, find_neighbour_agents, read_agent, read_skills
+from halter.config.agent_files import AgentFile, find_neighbour_agents, read_agent
 from halter.config.decode import format_key_path
+from halter.config.definition_record import definition_digest
 from halter.config.mcp_file import MCP_FILE, load_json, parse_server_file
 from halter.config.merge import FLEET_FILE
-from halter.config.resolve import (
-    ResolvedAgent,
-    check_named_tools,
-    check_reflex_tools,
-    definition_digest,
-    list_unknown_tool_rules,
-    resolve_agent,
-)
+from halter.config.resolve import ResolvedAgent, resolve_agent
 from halter.config.roots import (
     check_protected_roots,
     definition_of,
@@ -43,6 +37,8 @@ from halter.config.roots import (
     list_agents_above,
     list_other_definitions,
 )
+from halter.config.skill_files import read_skills
+from halter.config.tool_names import check_named_tools, check_reflex_tools, list_unknown_tool_rules
 from halter.config.trust import AgentCode, TrustFile, digest_contents, find_data_load, list_data_places, resolve_digests
 from halter.config.yaml_reader import KeyPath
 from halter.core.clock import DAY

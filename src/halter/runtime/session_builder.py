@@ -14,7 +14,7 @@ from halter.autonomy.hot_state import HotState, LiveFacts, parse_looks, parse_so
 from halter.autonomy.pace import AutonomousPace, PaceTerms
 from halter.autonomy.resident import SupervisedSensor, redact_json
 from halter.autonomy.signals import Score, ScoringFailure, Signals
-from halter.config.resolve import narrow_policy
+from halter.config.run_limits import narrow_policy
 from halter.config.sections import compile_gate, compile_signals
 from halter.core import tools
 from halter.core.clock import SECOND, Clock
