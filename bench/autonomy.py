@@ -32,7 +32,7 @@ from halter.guard.ledger import Ledger
 from halter.journal.memory import MemoryEngine
 from halter.journal.sqlite import SqliteEngine
 from halter.journal.store import JournalStore
-from halter.runtime.assemble import open_trust
+from halter.runtime.assembly.folder_code import open_trust
 from halter.runtime.runtime import Runtime, use_local_policy
 from halter.runtime.supervisor import Supervisor
 from halter.settings import read_settings

@@ -27,7 +27,7 @@ from halter.core.ids import SortableIds, WorkerId
 from halter.core.ports import Lease
 from halter.journal.open import open_store
 from halter.journal.store import JournalStore
-from halter.runtime.assemble import open_trust
+from halter.runtime.assembly.folder_code import open_trust
 from halter.settings import read_settings
 from halter.state import lifecycle
 

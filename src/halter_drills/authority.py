@@ -19,7 +19,8 @@ from halter.core.folders import NO_PROTECTED_PATHS, ProtectedPaths
 from halter.core.ids import make_worker_id
 from halter.dispatch.heartbeat import renew_leases
 from halter.runtime.agent_context import AgentContext, models_of
-from halter.runtime.assemble import ProtectedPathsFactory, assemble_agent, list_protected_paths
+from halter.runtime.assembly.assembled_agent import assemble_agent
+from halter.runtime.assembly.protected_paths import ProtectedPathsFactory, list_protected_paths
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.session_runner import attend_session
 from halter.runtime.session_start import begin_session

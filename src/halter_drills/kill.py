@@ -28,7 +28,7 @@ from halter.journal.checkpoints import Checkpointer
 from halter.journal.engine import Engine
 from halter.journal.memory import MemoryEngine
 from halter.journal.store import JournalStore
-from halter.runtime.assemble import AssembledAgent
+from halter.runtime.assembly.assembled_agent import AssembledAgent
 from halter.runtime.runtime import Runtime, use_local_policy
 from halter.runtime.session_start import begin_playbook, resume_playbook
 from halter.settings import Settings

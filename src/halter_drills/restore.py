@@ -26,7 +26,7 @@ from halter.guard.call_answer import ApprovalRequired
 from halter.journal.verify import verify_store
 from halter.operations import control, decisions
 from halter.operations.actor import Actor, Principal
-from halter.runtime.assemble import AssembledAgent
+from halter.runtime.assembly.assembled_agent import AssembledAgent
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.session_start import begin_playbook, resume_playbook
 from halter.settings import Settings

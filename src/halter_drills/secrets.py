@@ -40,7 +40,7 @@ from halter.guard.request import ModelRequest
 from halter.redaction.redact import Redactor, StreamRedactor
 from halter.redaction.secrets import SECRET_PREFIX, GivenSecrets
 from halter.runtime.agent_context import make_guard
-from halter.runtime.assemble import AssembledAgent
+from halter.runtime.assembly.assembled_agent import AssembledAgent
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.session_start import begin_playbook
 from halter.settings import Settings

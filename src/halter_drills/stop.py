@@ -32,7 +32,7 @@ from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.guard.halts import Departures, halt, resume
 from halter.guard.ledger import Ledger
 from halter.journal.store import JournalStore
-from halter.runtime.assemble import open_trust
+from halter.runtime.assembly.folder_code import open_trust
 from halter.runtime.runtime import Runtime, use_local_policy
 from halter.runtime.supervisor import Supervisor, turn_off, turn_on
 from halter.settings import read_settings

@@ -19,7 +19,7 @@ from halter.core.ports import Lease, Query
 from halter.core.rows import SessionRow
 from halter.operations import control
 from halter.operations.actor import ROLES, Actor, Principal
-from halter.runtime.assemble import open_trust
+from halter.runtime.assembly.folder_code import open_trust
 from halter.runtime.feed import Bus
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.supervisor import Supervisor

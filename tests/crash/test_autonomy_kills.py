@@ -23,7 +23,7 @@ from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.guard.ledger import Ledger
 from halter.journal.store import JournalStore
 from halter.journal.verify import verify_store
-from halter.runtime.assemble import open_trust
+from halter.runtime.assembly.folder_code import open_trust
 from halter.runtime.runtime import Runtime, use_local_policy
 from halter.runtime.supervisor import Supervisor
 from halter.settings import Settings, read_settings

@@ -28,7 +28,7 @@ from halter.journal.engine import Engine
 from halter.journal.open import open_store
 from halter.journal.verify import verify_store
 from halter.runtime.agent_context import AgentContext, models_of
-from halter.runtime.assemble import assemble_agent
+from halter.runtime.assembly.assembled_agent import assemble_agent
 from halter.runtime.session_runner import attend_session
 from halter.runtime.session_start import begin_session, post_message, reopen_agent_session
 from halter.state import lifecycle

@@ -14,7 +14,7 @@ from halter.guard.prepare import Call
 from halter.hooks.tools import HookedTool
 from halter.redaction.secrets import GivenSecrets
 from halter.runtime.agent_context import make_guard
-from halter.runtime.assemble import AssembledAgent
+from halter.runtime.assembly.assembled_agent import AssembledAgent
 from halter.state.lifecycle import start_session
 from halter.state.session import InFlight
 from halter.testing.world import World

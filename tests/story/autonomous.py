@@ -27,7 +27,7 @@ from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow
 from halter.guard.halts import Departures
 from halter.models.scripted import Scripted
-from halter.runtime.assemble import open_trust
+from halter.runtime.assembly.folder_code import open_trust
 from halter.runtime.runtime import Runtime, use_local_policy
 from halter.runtime.supervisor import Supervisor
 from halter.runtime.worker import PulseListener

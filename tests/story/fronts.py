@@ -12,7 +12,7 @@ from halter.core.ports import Query, Stored
 from halter.core.rows import DecisionRow, SpendRow
 from halter.dispatch.heartbeat import renew_leases
 from halter.runtime.agent_context import AgentContext, models_of
-from halter.runtime.assemble import assemble_agent
+from halter.runtime.assembly.assembled_agent import assemble_agent
 from halter.runtime.message_router import ForwardedMessage, HandledMessage, handle_message
 from halter.spec.triggers import Schedule
 from halter.testing.world import World

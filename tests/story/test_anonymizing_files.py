@@ -13,7 +13,7 @@ from halter.models.scripted import Scripted, ScriptLine
 from halter.redaction.anonymize import anonymize_prompt
 from halter.redaction.personal_data import compile_names
 from halter.runtime.agent_context import AgentContext, models_of
-from halter.runtime.assemble import assemble_agent
+from halter.runtime.assembly.assembled_agent import assemble_agent
 from halter.runtime.session_runner import attend_session
 from halter.runtime.session_start import begin_session
 from halter.testing.world import World

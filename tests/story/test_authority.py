@@ -10,7 +10,7 @@ from halter import Agent, Guard
 from halter.core.errors import ConfigError
 from halter.core.folders import FileEntry
 from halter.core.tools import SensorFailed
-from halter.runtime.assemble import AssembledAgent, assemble_agent
+from halter.runtime.assembly.assembled_agent import AssembledAgent, assemble_agent
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.sensors.files import read_file_value
 from halter.settings import Settings

@@ -25,7 +25,7 @@ from halter.core.ports import Draft, Write
 from halter.core.rows import DecisionRow
 from halter.core.vocabulary import State
 from halter.guard.call_answer import ApprovalRequired
-from halter.runtime.assemble import assemble_agent
+from halter.runtime.assembly.assembled_agent import assemble_agent
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.session_start import begin_playbook, resume_playbook
 from halter.settings import read_settings

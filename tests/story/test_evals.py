@@ -15,7 +15,7 @@ from halter.config.yaml_reader import load_bytes
 from halter.core.errors import ConfigError, HalterError
 from halter.core.messages import Prompt, Reply, Text, ToolCall
 from halter.core.usage import ModelName, Usage
-from halter.runtime.assemble import open_trust, require_trusted
+from halter.runtime.assembly.folder_code import open_trust, require_trusted
 from halter.settings import read_settings
 from halter.testing.evals import EvalFile, MakeAgent, add_case, divide_cap, parse_evals, run_evals
 from halter.testing.models import FunctionModel, Said

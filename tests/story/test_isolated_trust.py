@@ -8,7 +8,8 @@ import pytest
 
 from halter.config.trust import digest_folder
 from halter.core.tools import Failed, Permit, Tool, Valid
-from halter.runtime.assemble import assemble_agent, open_trust
+from halter.runtime.assembly.assembled_agent import assemble_agent
+from halter.runtime.assembly.folder_code import open_trust
 from halter.runtime.runtime import open_runtime
 from halter.settings import Settings, read_settings
 

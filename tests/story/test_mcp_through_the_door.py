@@ -26,7 +26,8 @@ from halter.guard.prepare import Call
 from halter.journal.verify import verify_store
 from halter.loop.session_runtime import SessionRuntime
 from halter.runtime.agent_context import make_guard
-from halter.runtime.assemble import MAX_TOOLS_PER_QUESTION, AssembledAgent, assemble_agent
+from halter.runtime.assembly.assembled_agent import AssembledAgent, assemble_agent
+from halter.runtime.assembly.server_pins import MAX_TOOLS_PER_QUESTION
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.supervisor import turn_off
 from halter.settings import read_settings

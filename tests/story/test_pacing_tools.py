@@ -18,10 +18,11 @@ from halter.core.errors import ConfigError
 from halter.core.ids import Digest, WorkerId
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
-from halter.runtime.agent_context import models_of
-from halter.runtime.assemble import AssembledAgent, assemble_agent, check_pacing_tools
+from halter.runtime.agent_context import AgentContext, models_of
+from halter.runtime.assembly.assembled_agent import AssembledAgent, assemble_agent
+from halter.runtime.assembly.unattended_tools import check_pacing_tools
 from halter.runtime.runtime import open_runtime
-from halter.runtime.session_start import AgentContext, begin_session
+from halter.runtime.session_start import begin_session
 from halter.settings import read_settings
 from halter.spec.autonomy import Pacing
 from halter.tools.function_tool import tool

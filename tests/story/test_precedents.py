@@ -19,7 +19,7 @@ from halter.guard.approvals import list_pending_decisions
 from halter.guard.prepare import Call
 from halter.journal.verify import verify_store
 from halter.runtime.agent_context import AgentContext, models_of
-from halter.runtime.assemble import assemble_agent
+from halter.runtime.assembly.assembled_agent import assemble_agent
 from halter.runtime.runtime import open_runtime
 from halter.runtime.session_builder import build_live_session
 from halter.runtime.session_origin import read_session_row

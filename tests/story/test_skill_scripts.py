@@ -10,7 +10,8 @@ import pytest
 from halter import Agent, Result
 from halter.core.errors import ConfigError
 from halter.core.tools import Failed
-from halter.runtime.assemble import assemble_agent, find_agent_code, open_trust
+from halter.runtime.assembly.assembled_agent import assemble_agent
+from halter.runtime.assembly.folder_code import find_agent_code, open_trust
 from halter.runtime.runtime import open_runtime
 from halter.settings import Settings
 from halter.tools.shell import Sandbox

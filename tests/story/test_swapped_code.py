@@ -13,7 +13,8 @@ from halter.config.trust import AgentCode, digest_folder
 from halter.core.errors import ConfigError
 from halter.core.folders import NO_PROTECTED_PATHS
 from halter.core.tools import Failed, Permit, Tool, Valid
-from halter.runtime.assemble import AssembledAgent, assemble_agent, open_trust, read_trusted_servers, require_trusted
+from halter.runtime.assembly.assembled_agent import AssembledAgent, assemble_agent
+from halter.runtime.assembly.folder_code import open_trust, read_trusted_servers, require_trusted
 from halter.runtime.runtime import open_runtime
 from halter.settings import Settings, read_settings
 from halter.spec.skills import SkillScript

@@ -12,7 +12,7 @@ from halter.core.project import rows_of_event
 from halter.core.usage import ModelName
 from halter.models.scripted import Scripted, ScriptLine, say
 from halter.runtime.agent_context import AgentContext, models_of
-from halter.runtime.assemble import assemble_agent
+from halter.runtime.assembly.assembled_agent import assemble_agent
 from halter.runtime.session_origin import MAX_ACCEPTED_ENTRIES, read_accepted_context
 from halter.runtime.session_runner import attend_session
 from halter.runtime.session_start import begin_session

@@ -21,7 +21,7 @@ from halter.core.provenance import ArgumentUse, Declaration
 from halter.core.tools import ProviderTool, ToolSpec
 from halter.core.usage import FREE_PRICE, Price
 from halter.policy.evaluation import ResolvedPolicy
-from halter.runtime.assemble import make_agent_tools
+from halter.runtime.assembly.agent_tools import make_agent_tools
 from halter.spec.agent import FilesSpec, GatewaySpec, Phase, ShellSpec
 from halter.spec.fleet import ChannelsSpec, NtfySpec, OidcSpec, PricesSpec, SignOnSpec, SlackSpec, TelegramSpec
 from halter.spec.models import BrainSpec, Provider

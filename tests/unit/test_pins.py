@@ -6,7 +6,7 @@ import pytest
 from halter.core.rows import DecisionRow
 from halter.core.tools import ToolSpec
 from halter.guard.approvals import Question, ServerChange
-from halter.runtime.assemble import (
+from halter.runtime.assembly.server_pins import (
     MAX_TOOLS_PER_QUESTION,
     MERGED_QUESTION_REASON,
     PIN_QUESTION_LIFETIME,

@@ -16,7 +16,7 @@ import pytest
 from halter.config.agent_files import read_agent
 from halter.core.folders import ProtectedEntry, ProtectedPaths
 from halter.core.tools import Failed, Permit, Valid
-from halter.runtime.assemble import list_protected_paths
+from halter.runtime.assembly.protected_paths import list_protected_paths
 from halter.settings import Settings
 from halter.tools.files import make_file_tools
 from halter.tools.function_tool import FunctionTool

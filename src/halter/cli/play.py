@@ -67,7 +67,7 @@ def play(
         from halter.config.agent_files import read_agent
         from halter.config.playbook_files import read_playbook
         from halter.config.resolve import resolve_policy
-        from halter.runtime.assemble import assemble_agent
+        from halter.runtime.assembly.assembled_agent import assemble_agent
         from halter.runtime.session_start import begin_playbook, resume_playbook
         from halter.runtime.telemetry import trace_process
 
@@ -140,7 +140,7 @@ def trust(
     def job() -> tuple[str, str]:
         from halter.config.trust import digest_contents
         from halter.core.clock import SystemClock
-        from halter.runtime.assemble import find_agent_code, open_trust, require_sound_code
+        from halter.runtime.assembly.folder_code import find_agent_code, open_trust, require_sound_code
 
         if not can_decide(settings.person):
             raise ConfigError("Only a person can trust code; this command runs inside an agent.")
@@ -239,7 +239,8 @@ def add_recorded_case(
     If a person was asked to approve a call, the case expects that question instead of the answer. The case is added to
     evals.yaml in the agent's folder; edit its expectations there.
     """
-    from halter.testing.evals import CASES_FILE, add_case, make_case
+    from halter.config.trust import CASES_FILE
+    from halter.testing.evals import add_case, make_case
 
     async def job(app: Runtime) -> dict[str, Any]:
         from halter.core.events import DecisionAsked

@@ -105,7 +105,7 @@ def _model(model: str) -> str:
 def _write_and_trust(folder: Path, files: Mapping[str, str], settings: Settings) -> bool:
     """Write the files; trust their code if a person runs this and the folder held no code before."""
     from halter.config.trust import AgentCode, digest_contents, holds_code
-    from halter.runtime.assemble import open_trust
+    from halter.runtime.assembly.folder_code import open_trust
 
     trust = open_trust(settings) if can_decide(settings.person) else None
     try:

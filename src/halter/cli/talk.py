@@ -662,7 +662,7 @@ def tools(agent: AgentArgument, *, store: StoreOption = None, as_json: JsonOptio
     folder = resolve_agent_folder(agent)
 
     async def job(app: Runtime) -> "tuple[list[tuple[str, Declaration]], tuple[ProviderTool, ...]]":
-        from halter.runtime.assemble import assemble_agent
+        from halter.runtime.assembly.assembled_agent import assemble_agent
         from halter.tasks.task_tools import list_verb_specs
 
         async with assemble_agent(app, folder, report=warn) as assembled_agent:

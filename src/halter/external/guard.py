@@ -65,7 +65,9 @@ from halter.runtime.agent import (
     resolve_secrets,
 )
 from halter.runtime.agent_context import AgentContext, Models
-from halter.runtime.assemble import AssembledAgent, index_tools, list_protected_paths, protect_tools
+from halter.runtime.assembly.agent_tools import index_tools
+from halter.runtime.assembly.assembled_agent import AssembledAgent
+from halter.runtime.assembly.protected_paths import list_protected_paths, protect_tools
 from halter.runtime.budgets import Budget, read_current_budgets, render_budgets
 from halter.runtime.runtime import Runtime
 from halter.spec.models import BrainSpec

@@ -17,8 +17,9 @@ from mcp.server.transport_security import TransportSecuritySettings
 from halter.config.agent_files import AGENT_FILE, read_agent
 from halter.config.mcp_file import MCP_FILE, read_servers
 from halter.config.resolve import resolve_agent
+from halter.core.clock import WindowLength
 from halter.core.errors import ConfigError
-from halter.core.money import DOLLAR, Cap, WindowLength
+from halter.core.money import DOLLAR, Cap
 from halter.core.tools import Failed
 from halter.gateway.calls import Context
 from halter.gateway.server import OWN, ClientIdentity, Gateway, ReportListener, open_gateway
@@ -27,13 +28,8 @@ from halter.loop.session_runtime import raise_if_cancelled
 from halter.proxy.keys import KeyRing, VirtualKey, find_client_key
 from halter.redaction.secrets import read_environment_secrets
 from halter.runtime.agent import parse_agent_options
-from halter.runtime.assemble import (
-    AssembledAgent,
-    find_agent_code,
-    read_trusted_servers,
-    require_loadable,
-    require_trusted,
-)
+from halter.runtime.assembly.assembled_agent import AssembledAgent
+from halter.runtime.assembly.folder_code import find_agent_code, read_trusted_servers, require_loadable, require_trusted
 from halter.runtime.runtime import Runtime
 from halter.server.listener import serve_asgi
 from halter.tools.mcp import McpTerms

@@ -33,8 +33,7 @@ from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.guard.external_provenance import ExternalProvenanceCheck, make_external_check
 from halter.guard.guard import GuardRuntime
-from halter.guard.halts import BudgetBusy
-from halter.guard.model_door import RateLimited
+from halter.guard.halts import BudgetBusy, RateLimited
 from halter.guard.prepare import Call, SessionContext
 from halter.guard.provenance_check import choose_provenance_mode
 from halter.guard.request import (
@@ -45,7 +44,7 @@ from halter.guard.request import (
     RefusedRequest,
 )
 from halter.runtime.agent_context import Models
-from halter.runtime.assemble import AssembledAgent
+from halter.runtime.assembly.assembled_agent import AssembledAgent
 from halter.runtime.runtime import Runtime
 from halter.spec.agent import GatewaySpec
 

@@ -47,7 +47,8 @@ from halter.core.text import clean
 from halter.core.tools import SERVER_SEPARATOR, Failed, Tool, ToolServer, ToolSpec
 from halter.gateway.calls import CANCELLED, PROMPT, RESOURCE, ClientCall, GatedTool, ReadingTool
 from halter.guard.prepare import SessionContext
-from halter.runtime.assemble import AssembledAgent, settle_pins
+from halter.runtime.assembly.assembled_agent import AssembledAgent
+from halter.runtime.assembly.server_pins import settle_pins
 from halter.runtime.runtime import Runtime
 from halter.spec.agent import GatewaySpec
 from halter.tools.mcp import McpServer, McpTerms, McpTool

@@ -46,7 +46,8 @@ from halter.hooks.registry import HookedProgram, HookFolder
 from halter.hooks.tools import HookedTool, bind_arguments, unbind_arguments
 from halter.redaction.secrets import read_environment_secrets
 from halter.runtime.agent_context import LEASE_WAIT_TIMEOUT, make_guard
-from halter.runtime.assemble import AssembledAgent, list_protected_paths
+from halter.runtime.assembly.assembled_agent import AssembledAgent
+from halter.runtime.assembly.protected_paths import list_protected_paths
 from halter.runtime.runtime import Runtime
 from halter.state import lifecycle
 from halter.state.session import InFlight

@@ -72,7 +72,7 @@ async def speaking_with(app: Runtime, folder: Path, report: Callable[[str], None
     """Assemble an agent for a conversation. `report` receives what it waits for, and which parts were left out."""
     from halter.dispatch.heartbeat import renew_leases
     from halter.runtime.agent_context import AgentContext, models_of
-    from halter.runtime.assemble import assemble_agent
+    from halter.runtime.assembly.assembled_agent import assemble_agent
 
     worker = make_worker_id("talk", app.ids)
     async with (

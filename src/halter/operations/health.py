@@ -216,7 +216,7 @@ def _provenance(agent: "ResolvedAgent", folder: Path, name: str) -> Check | None
 def _roots(settings: Settings, folder: Path, name: str) -> Check | None:
     from halter.config.agent_files import read_agent
     from halter.config.roots import check_protected_roots
-    from halter.runtime.assemble import list_protected_paths
+    from halter.runtime.assembly.protected_paths import list_protected_paths
 
     try:
         agent = read_agent(folder)
@@ -227,7 +227,7 @@ def _roots(settings: Settings, folder: Path, name: str) -> Check | None:
 
 
 def _check_trust(settings: Settings, folder: Path, name: str) -> Check | None:
-    from halter.runtime.assemble import require_trusted
+    from halter.runtime.assembly.folder_code import require_trusted
 
     try:
         require_trusted(settings, folder)

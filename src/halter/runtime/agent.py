@@ -56,14 +56,14 @@ if TYPE_CHECKING:
     from halter.config.merge import FleetConfig
     from halter.config.resolve import ResolvedAgent
     from halter.config.yaml_reader import Document
+    from halter.core.tools import File
     from halter.guard.call_answer import ApprovalRequired
     from halter.journal.store import ReportProblem
     from halter.loop.loop import LoopObserver
     from halter.loop.session_runtime import WaitListener
-    from halter.models.input_files import File
     from halter.redaction.secrets import Secrets
     from halter.runtime.agent_context import AgentContext, Models
-    from halter.runtime.assemble import AssembledAgent
+    from halter.runtime.assembly.assembled_agent import AssembledAgent
     from halter.runtime.runtime import Runtime
     from halter.runtime.session_runner import NewSession
     from halter.spec.models import BrainSpec
@@ -964,7 +964,8 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
 
     async def _add_dynamic_parts(self, agent: "AssembledAgent", deps: Any) -> "AssembledAgent":
         """Add the instructions and tools that functions of the program return; they are called once per run."""
-        from halter.runtime import assemble
+        from halter.runtime.assembly.agent_tools import index_tools
+        from halter.runtime.assembly.protected_paths import list_protected_paths, protect_tools
 
         texts = [str(await _call_with_deps(function, deps)) for function in self._instructions]
         if any(text.strip() for text in texts):
@@ -972,14 +973,14 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
             agent = replace(agent, model_settings=replace(agent.model_settings, instructions=instructions))
         new_tools = [tool for function in self._toolsets for tool in await _call_with_deps(function, deps)]
         if new_tools:
-            assemble.protect_tools(new_tools, assemble.list_protected_paths(self._settings, None, None))
-            agent = replace(agent, tools=assemble.index_tools([*agent.tools.values(), *new_tools]))
+            protect_tools(new_tools, list_protected_paths(self._settings, None, None))
+            agent = replace(agent, tools=index_tools([*agent.tools.values(), *new_tools]))
         return agent
 
     async def _assemble(self, app: "Runtime", stack: AsyncExitStack) -> "tuple[AssembledAgent, Models]":
         from halter.loop.decide import FINAL_ANSWER
         from halter.runtime.agent_context import models_of
-        from halter.runtime.assemble import assemble_agent
+        from halter.runtime.assembly.assembled_agent import assemble_agent
 
         if self._folder is None:
             assembled, model_objects = await self._parse_options(app, stack)
@@ -996,7 +997,8 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
     def _add_options(self, agent: "AssembledAgent", folder: Path) -> "tuple[AssembledAgent, Mapping[str, Model]]":
         """Add the program's options to the agent of a folder: models, tools, and limits that tighten its own."""
         from halter.config.run_limits import narrow_policy, narrow_settings, parse_session_limits
-        from halter.runtime import assemble
+        from halter.runtime.assembly.agent_tools import index_tools
+        from halter.runtime.assembly.protected_paths import list_protected_paths, protect_tools
 
         options = self._agent_options
         if keys := [key for key in options if key in _FOLDER_OPTIONS]:
@@ -1009,8 +1011,8 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         if models:
             settings = _set_models(settings, models)
         if self._tools:
-            assemble.protect_tools(self._tools, assemble.list_protected_paths(self._settings, None, None))
-        tools = assemble.index_tools([*agent.tools.values(), *self._tools])
+            protect_tools(self._tools, list_protected_paths(self._settings, None, None))
+        tools = index_tools([*agent.tools.values(), *self._tools])
         policy = narrow_policy(agent.policy, limits)
         return replace(agent, policy=policy, model_settings=settings, tools=tools), _index_models(models)
 
@@ -1027,7 +1029,11 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         """Parse the options as an agent file, so that the same checks apply with the same messages."""
         from halter.config.resolve import resolve_agent
         from halter.config.tool_names import check_named_tools
-        from halter.runtime import assemble
+        from halter.runtime.assembly.agent_tools import index_tools, start_servers
+        from halter.runtime.assembly.assembled_agent import AssembledAgent
+        from halter.runtime.assembly.protected_paths import list_protected_paths, protect_tools
+        from halter.runtime.assembly.server_pins import settle_pins
+        from halter.runtime.assembly.unattended_tools import check_extras, check_pacing_tools
         from halter.tasks.task_tools import list_verb_specs
 
         options = self._agent_options
@@ -1044,19 +1050,17 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
             resolved_agent = replace(resolved_agent, model_settings=model_settings)
         secrets = resolve_secrets(options, self._environ)
         servers = self._read_servers()
-        offer = await stack.enter_async_context(assemble.start_servers(app, servers, resolved_agent.policy, secrets))
+        offer = await stack.enter_async_context(start_servers(app, servers, resolved_agent.policy, secrets))
         tools = [*self._tools, *offer.tools]
         check_named_tools(resolved_agent.policy, agent, (*(tool.spec for tool in tools), *list_verb_specs()))
-        assemble.check_extras(resolved_agent.pacing, resolved_agent.tasks)
-        assemble.check_pacing_tools(resolved_agent.policy, resolved_agent.pacing, agent, tools)
-        assemble.protect_tools(tools, assemble.list_protected_paths(self._settings, None, None))
+        check_extras(resolved_agent.pacing, resolved_agent.tasks)
+        check_pacing_tools(resolved_agent.policy, resolved_agent.pacing, agent, tools)
+        protect_tools(tools, list_protected_paths(self._settings, None, None))
         names, specs = [server.name for server in servers], [tool.spec for tool in offer.tools]
-        quarantined_tools = (
-            await assemble.settle_pins(app, resolved_agent.policy, names, specs) if servers else frozenset[str]()
-        )
-        return assemble.AssembledAgent(
+        quarantined_tools = await settle_pins(app, resolved_agent.policy, names, specs) if servers else frozenset[str]()
+        return AssembledAgent(
             **resolved_agent.parts(),
-            tools=assemble.index_tools(tools),
+            tools=index_tools(tools),
             secrets=secrets,
             quarantined=quarantined_tools,
             unavailable_tools=offer.omissions,

@@ -25,7 +25,7 @@ from halter.models.price_tables import make_prices
 from halter.policy.evaluation import ResolvedPolicy
 from halter.redaction.redact import Redactor, StreamRedactor, select_secrets
 from halter.redaction.secrets import Secrets
-from halter.runtime.assemble import AssembledAgent
+from halter.runtime.assembly.assembled_agent import AssembledAgent
 from halter.runtime.document_index import read_result_files
 from halter.runtime.runtime import DEFAULT_LEASE_DURATION, Runtime
 from halter.spec.limits import Limits

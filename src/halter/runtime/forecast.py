@@ -41,7 +41,7 @@ from halter.core.usage import ModelName, Unpriced, runs_locally
 from halter.guard.judge import lower_caps_to_policy
 from halter.guard.ledger import read_budget
 from halter.policy.evaluation import ResolvedPolicy
-from halter.runtime.assemble import OWN_TOOLS
+from halter.runtime.assembly.folder_code import OWN_TOOLS
 from halter.runtime.budgets import read_current_budgets
 from halter.runtime.runtime import Runtime, read_stored_policy
 from halter.runtime.session_start import has_window_cap

@@ -54,7 +54,7 @@ from halter.guard.ledger import read_budget
 from halter.loop.loop import NO_OBSERVER, LoopObserver
 from halter.loop.session_runtime import WaitListener
 from halter.runtime.agent_context import AgentContext
-from halter.runtime.assemble import OWN_TOOLS
+from halter.runtime.assembly.folder_code import OWN_TOOLS
 from halter.runtime.budgets import render_budgets
 from halter.runtime.forecast import (
     MONTH,

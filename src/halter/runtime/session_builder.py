@@ -37,7 +37,7 @@ from halter.loop.prompt import LoopSettings, ScoreAnswer, make_question_prompt, 
 from halter.loop.session_runtime import SessionRuntime, WaitListener
 from halter.policy.hours import parse_active_hours
 from halter.runtime.agent_context import NO_RUN_SETTINGS, AgentContext, Models, apply_run_settings
-from halter.runtime.assemble import AssembledAgent
+from halter.runtime.assembly.assembled_agent import AssembledAgent
 from halter.runtime.session_origin import SessionOrigin, find_session_origin
 from halter.runtime.session_verbs import TaskTools
 from halter.spec.agent import Phase

@@ -36,7 +36,8 @@ from halter.runtime.agent_context import (
     models_of,
     store_policy,
 )
-from halter.runtime.assemble import AssembledAgent, list_playbook_flaws
+from halter.runtime.assembly.assembled_agent import AssembledAgent
+from halter.runtime.assembly.unattended_tools import list_playbook_flaws
 from halter.runtime.document_index import draft_files
 from halter.runtime.needs import read_agent_health
 from halter.runtime.runtime import Runtime
@@ -59,7 +60,7 @@ from halter.tasks.playbooks import PlaybookOutcome, StepListener, Task, decode_t
 from halter.tasks.result import CompletedResult, StoppedResult
 
 if TYPE_CHECKING:
-    from halter.models.input_files import File
+    from halter.core.tools import File
 
 CONTINUE_FROM_HERE: Final = "Continue from here."
 EMPTY_MESSAGE: Final = "The message is empty. Write what the agent should do."

@@ -21,7 +21,7 @@ from halter.core.text import encode_body
 from halter.guard.ledger import read_budget
 from halter.loop.transcript_reader import number_calls, read_past
 from halter.runtime.agent_context import AgentContext, models_of
-from halter.runtime.assemble import assemble_agent
+from halter.runtime.assembly.assembled_agent import assemble_agent
 from halter.runtime.session_builder import list_action_limits
 from halter.runtime.session_origin import SessionOrigin, build_session_beginning, find_session_origin
 from halter.state import lifecycle

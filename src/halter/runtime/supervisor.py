@@ -45,7 +45,8 @@ from halter.loop.session_runtime import (
     watch_changes,
 )
 from halter.runtime.agent_context import AgentContext, models_of
-from halter.runtime.assemble import assemble_agent, withdraw_questions
+from halter.runtime.assembly.assembled_agent import assemble_agent
+from halter.runtime.assembly.server_pins import withdraw_questions
 from halter.runtime.forecast import describe_spending_limits, forecast_spending
 from halter.runtime.notices import Notices, Outbox, make_senders
 from halter.runtime.runtime import Runtime, bind_policy, follow_prices, is_superseded

@@ -21,7 +21,7 @@ from halter.core.text import clean
 from halter.core.tools import find_secret_names
 from halter.redaction.secrets import SECRET_PREFIX
 from halter.runtime.agent_context import AgentContext
-from halter.runtime.assemble import AssembledAgent
+from halter.runtime.assembly.assembled_agent import AssembledAgent
 from halter.runtime.trigger_runner import (
     FILE_ACTOR,
     AgentTriggers,

@@ -45,7 +45,7 @@ from halter.journal.engine import Engine
 from halter.journal.memory import MemoryEngine
 from halter.journal.sqlite import LEASE_DURATION, SqliteEngine
 from halter.journal.store import JournalStore
-from halter.runtime.assemble import open_trust
+from halter.runtime.assembly.folder_code import open_trust
 from halter.runtime.runtime import Runtime, use_local_policy
 from halter.runtime.supervisor import Supervisor
 from halter.runtime.worker import DispatchMode, make_embedded_mode

@@ -29,7 +29,8 @@ from halter.guard.provenance_check import ProvenanceCheck
 from halter.redaction.secrets import GivenSecrets
 from halter.runtime.agent import build_document, parse_agent_options
 from halter.runtime.agent_context import AgentContext, Models, make_guard
-from halter.runtime.assemble import AssembledAgent, index_tools
+from halter.runtime.assembly.agent_tools import index_tools
+from halter.runtime.assembly.assembled_agent import AssembledAgent
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.session_builder import build_live_session
 from halter.runtime.session_origin import read_session_row

@@ -21,7 +21,7 @@ from halter.dispatch.heartbeat import renew_leases
 from halter.guard.call_answer import ApprovalRequired
 from halter.policy.evaluation import ResolvedPolicy
 from halter.runtime.agent_context import AgentContext, Models, make_guard
-from halter.runtime.assemble import AssembledAgent, assemble_agent
+from halter.runtime.assembly.assembled_agent import AssembledAgent, assemble_agent
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.session_runner import claim_session
 from halter.runtime.session_start import open_session
