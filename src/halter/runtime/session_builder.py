@@ -1,39 +1,29 @@
 """Builds a live session: its tools, model loop, sensors and pace, from its agent and its origin."""
 
-import asyncio
-import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET
 
-from halter.autonomy.hot_state import HotState, LiveFacts, parse_looks, parse_source_text
+from halter.autonomy.hot_state import HotState, LiveFacts
 from halter.autonomy.pace import AutonomousPace, PaceTerms
-from halter.autonomy.resident import SupervisedSensor, redact_json
-from halter.autonomy.signals import Score, ScoringFailure, Signals
 from halter.config.run_limits import narrow_policy
-from halter.config.sections import compile_gate, compile_signals
-from halter.core import tools
-from halter.core.clock import SECOND, Clock
+from halter.config.sections import compile_gate
 from halter.core.ids import session_stream
 from halter.core.messages import AnonymizationPolicy, Model, Text
 from halter.core.money import Cap
 from halter.core.ports import Lease, Query, Stored, Write, read_stream
 from halter.core.provenance import Declaration
 from halter.core.rows import SavedHotState, SessionRow
-from halter.core.tools import HealthReport, Reading, SensorFailed, Tool, ToolSpec, substitute_secrets
+from halter.core.tools import Tool, ToolSpec
 from halter.core.vocabulary import ActionLimit, SessionKind
 from halter.dispatch.heartbeat import end_open_children
-from halter.guard.call_answer import Answer
-from halter.guard.prepare import Call, SessionContext
+from halter.guard.prepare import SessionContext
 from halter.guard.provenance_check import ProvenanceCheck, choose_provenance_mode
-from halter.guard.request import AnsweredRequest, ModelRequest
 from halter.loop.decide import TurnLimits
 from halter.loop.loop import NO_LIVE_CONTEXT, NO_OBSERVER, LoopObserver, TurnLoop
-from halter.loop.prompt import LoopSettings, ScoreAnswer, make_question_prompt, read_form_answer
+from halter.loop.prompt import LoopSettings
 from halter.loop.session_runtime import SessionRuntime, WaitListener
 from halter.policy.hours import parse_active_hours
 from halter.runtime.agent_context import NO_RUN_SETTINGS, AgentContext, Models, apply_run_settings
@@ -41,7 +31,6 @@ from halter.runtime.assembly.assembled_agent import AssembledAgent
 from halter.runtime.session_origin import SessionOrigin, find_session_origin
 from halter.runtime.session_verbs import TaskTools
 from halter.spec.agent import Phase
-from halter.spec.sensors import SensorSpec, Signal
 from halter.spec.triggers import inherit_trigger_caps
 from halter.tasks.agent_tool import AgentTool
 from halter.tasks.conversation import REVIEW_PHASE, Conversation, PhasePolicy, TurnPolicy, review_nothing
@@ -329,17 +318,6 @@ async def _load_hot_state(context: AgentContext, row: SessionRow, follows: str) 
     return b""
 
 
-async def _load_looks(context: AgentContext, row: SessionRow) -> Mapping[str, Any]:
-    """Return what the agent's sensors have seen: the looks of this session, or of the newest one that has any."""
-    params = {"agent": context.agent.policy.name, "kind": "autonomous", "limit": MAX_SESSIONS_SEARCHED}
-    rows = await context.store.ask(Query("sessions_of", SessionRow, params))
-    for session in dict.fromkeys((row.session, *(each.session for each in rows))):
-        for snapshot in await context.store.ask(Query("snapshot", SavedHotState, {"session": session})):
-            if looks := parse_looks(snapshot.data):
-                return looks
-    return {}
-
-
 async def find_autonomous_session(context: AgentContext) -> SessionRow | None:
     """Return the agent's newest autonomous session, open or ended."""
     params = {"agent": context.agent.policy.name, "kind": "autonomous", "limit": 1}
@@ -396,127 +374,3 @@ def list_action_limits(context: AgentContext, row: SessionRow, origin: SessionOr
     """List the limits of actions per minute of a session: its own, and those of the sessions that it works for."""
     limit = context.agent.pacing.autonomy.max_actions_per_minute if row.kind == "autonomous" else 0
     return (*origin.action_limits, *([(session_stream(row.session), limit)] if limit else []))
-
-
-SIGNAL_TIMEOUT = 30 * SECOND
-MAX_SESSIONS_SEARCHED: Final = 10
-"""Number of an agent's newest sessions that are searched for what its sensors have seen."""
-
-PollSource = Callable[[], Awaitable[Any]]
-
-
-def make_fetch_tools(context: AgentContext) -> Mapping[str, Tool]:
-    """Make the tools with which sensors poll URLs. They are not offered to the model."""
-    from halter.sensors.poll import Fetch
-
-    sensors = [
-        sensor for sensor in context.agent.pacing.sensors if sensor.type == "poll" and sensor.source.url is not UNSET
-    ]
-    fetch_tools = [Fetch(sensor) for sensor in sensors]
-    return {fetch.spec.name: fetch for fetch in fetch_tools}
-
-
-class SessionSensors:
-    """A factory of a session's sensors and their signals."""
-
-    def __init__(self, context: AgentContext, runtime: SessionRuntime, folder: Path, hot: HotState) -> None:
-        self._context = context
-        self._runtime = runtime
-        self._folder = folder
-        self._hot = hot
-        self._clock: Clock = context.app.clock
-        self._rng: random.Random = context.rng
-
-    async def load_looks(self, row: SessionRow) -> None:
-        """Load what the agent's sensors have seen, in this session or an earlier one.
-
-        A sensor without a look takes its first one now, before the session works: what comes from now on is news.
-        """
-        looks = self._hot.looks
-        looks.update(await _load_looks(self._context, row))
-        sensors = [each for each in self._context.agent.pacing.sensors if each.type == "files"]
-        missing = [sensor for sensor in sensors if sensor.name not in looks]
-        if missing:
-            from halter.sensors.files import read_first_look
-
-            for sensor in missing:
-                look = await asyncio.to_thread(read_first_look, sensor, self._folder)
-                if look is not None:
-                    looks[sensor.name] = redact_json(look, self._runtime.redact)
-            await self._runtime.save_snapshot(self._hot.snapshot())
-
-    def signals(self, sensor: SensorSpec) -> Signals:
-        async def judge(signal: Signal, value: Any) -> Score | ScoringFailure:
-            return await self._score(sensor.name, signal, value)
-
-        return Signals(sensor.signals, compile_signals(sensor), judge)
-
-    def runs(
-        self,
-        sensor: SensorSpec,
-        on_reading: Callable[[Reading], Awaitable[None]],
-        on_health: Callable[[HealthReport], Awaitable[None]],
-    ) -> SupervisedSensor:
-        return SupervisedSensor(self._make_sensor(sensor), self._clock, self._rng, on_reading, on_health)
-
-    def _make_sensor(self, sensor: SensorSpec) -> tools.Sensor:
-        match sensor.type:
-            case "poll":
-                from halter.sensors.poll import make_poll_sensor
-
-                return make_poll_sensor(sensor, self._make_poll(sensor), self._clock, self._rng)
-            case "files":
-                from halter.sensors.files import make_watch_sensor
-
-                look = self._hot.looks.get(sensor.name)
-                return make_watch_sensor(sensor, self._folder, self._clock, self._context.agent.is_refused, look)
-            case "stream":
-                from halter.sensors.stream import make_stream_sensor
-
-                return make_stream_sensor(sensor, self._headers(sensor), self._clock)
-
-    def _make_poll(self, sensor: SensorSpec) -> PollSource:
-        """Return a function that polls a sensor's source through the guard."""
-        source = sensor.source
-        tool = f"poll_{sensor.name}" if source.tool is UNSET else source.tool
-        arguments = b"{}" if source.tool is UNSET else msgspec.json.encode(dict(source.arguments))
-
-        async def poll_once() -> Any:
-            call = f"{self._runtime.lease.session}.p{sensor.name}_{self._clock.now()}"
-            answer = await self._runtime.call_read_only(Call(call, tool, arguments, "sensor", timeout=sensor.timeout))
-            if not isinstance(answer, Answer):
-                raise SensorFailed(f"{tool} waits for an approval, or for budget that other effects hold.")
-            if answer.outcome != "ok":
-                raise SensorFailed(answer.text)
-            return parse_source_text(answer.text)
-
-        return poll_once
-
-    def _headers(self, sensor: SensorSpec) -> Mapping[str, str]:
-        agent = self._context.agent
-
-        def reveal(name: str) -> str:
-            if name not in agent.policy.secrets or name not in agent.secrets.names():
-                raise SensorFailed(f"The secret {name} of the sensor {sensor.name} is not set or not granted.")
-            return agent.secrets.value(name)
-
-        return substitute_secrets(dict(sensor.source.headers), reveal)
-
-    async def _score(self, sensor: str, signal: Signal, value: Any) -> Score | ScoringFailure:
-        """Have a model score a reading. The answer form allows only a score."""
-        if signal.model is UNSET:
-            return ScoringFailure(f"The signal {signal.name} has no model.")
-        request = ModelRequest(
-            id=f"{self._runtime.lease.session}.s{sensor}_{signal.name}_{self._clock.now()}",
-            prompt=make_question_prompt(signal.prompt, value, ScoreAnswer),
-            purpose="signal",
-            timeout=SIGNAL_TIMEOUT,
-            optional=True,
-        )
-        answer = await self._runtime.request(request, self._context.models.get(signal.model))
-        if not isinstance(answer, AnsweredRequest):
-            return ScoringFailure(f"{signal.model} returned no score for {signal.name}.")
-        score = read_form_answer(answer.reply, ScoreAnswer)
-        if score is None:
-            return ScoringFailure(f"{signal.model} returned no score for {signal.name} in the required form.")
-        return Score(score.score, score.reason)

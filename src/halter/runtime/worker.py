@@ -33,9 +33,10 @@ from halter.guard.request import MODEL_REQUEST_TIMEOUT
 from halter.loop.loop import LoopObserver
 from halter.runtime.agent_context import AgentContext
 from halter.runtime.runtime import PRICES_ACTOR, Runtime, describe_price_update, sync_store_clock, update_prices
-from halter.runtime.session_builder import LiveSession, SessionSensors, build_live_session, make_fetch_tools
+from halter.runtime.session_builder import LiveSession, build_live_session
 from halter.runtime.session_origin import build_handover
 from halter.runtime.session_runner import run_agent_tool
+from halter.runtime.session_sensors import SessionSensors, make_fetch_tools
 from halter.runtime.session_start import Predecessor, begin_session, is_playbook_run, run_leased_playbook
 from halter.state.session import InFlight
 from halter.tasks.conversation import Conclusion
