@@ -33,7 +33,9 @@ from halter.core.rows import AuditRow
 from halter.core.usage import Usage
 from halter.models.scripted import Scripted, call, say
 from halter.runtime.feed import CommitObserver
-from halter.runtime.telemetry import MetricTable, SessionTracer, SpanSender, count_metrics, open_span_sender
+from halter.runtime.telemetry.metrics import MetricTable
+from halter.runtime.telemetry.spans import SpanSender, open_span_sender
+from halter.runtime.telemetry.tracer import SessionTracer, count_metrics
 from halter.state.trace import Span, SpanReference
 from halter.testing.world import World
 from tests.story.test_cli_talk import Person, until
@@ -204,7 +206,7 @@ def test_a_slip_in_the_variable_is_answered_with_a_sentence(ada: Person, way: st
 def test_a_missing_extra_is_a_sentence(tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules['opentelemetry.sdk.trace.export'] = None\n"
-        "from halter.runtime.telemetry import open_span_sender\n"
+        "from halter.runtime.telemetry.spans import open_span_sender\n"
         "try:\n  open_span_sender('otlp', {}).__enter__()\nexcept Exception as e: print(type(e).__name__, e)"
     )
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -217,7 +219,7 @@ def test_without_the_variable_nothing_is_imported_and_no_thread_is_started(tmp_p
     program = """
 import asyncio, sys, threading
 from halter.runtime.runtime import open_runtime
-from halter.runtime.telemetry import trace_agents
+from halter.runtime.telemetry.tracer import trace_agents
 from halter.settings import read_settings
 from pathlib import Path
 

@@ -69,7 +69,7 @@ def play(
         from halter.config.resolve import resolve_policy
         from halter.runtime.assembly.assembled_agent import assemble_agent
         from halter.runtime.session_start import begin_playbook, resume_playbook
-        from halter.runtime.telemetry import trace_process
+        from halter.runtime.telemetry.tracer import trace_process
 
         resumed_session = await _find_play_session(app, resume) if resume else SessionId("")
         steps = None if resumed_session else read_playbook(playbook)

@@ -51,7 +51,7 @@ from halter.settings import Settings
 
 if TYPE_CHECKING:
     from halter.runtime.supervisor import FleetRunner
-    from halter.runtime.telemetry import Job
+    from halter.runtime.telemetry.tracer import Job
     from halter.runtime.worker import DispatchMode
     from halter.server.auth import Token, TokenFile
     from halter.server.server import ServerExtras
@@ -391,7 +391,7 @@ async def _work(
     from halter.channels.serve import serve_channels
     from halter.loop.session_runtime import run_until_first
     from halter.runtime.supervisor import FleetRunner, Supervisor
-    from halter.runtime.telemetry import trace_worker
+    from halter.runtime.telemetry.tracer import trace_worker
     from halter.runtime.webhooks import WebhookReceiver
 
     async def serve(hooks: WebhookReceiver) -> None:

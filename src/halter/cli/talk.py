@@ -525,7 +525,7 @@ class _DecisionPrompt:
 @asynccontextmanager
 async def open_agent_context(app: Runtime, folder: Path) -> AsyncGenerator[Any]:
     from halter.operations import agents
-    from halter.runtime.telemetry import trace_process
+    from halter.runtime.telemetry.tracer import trace_process
 
     async with trace_process(app, warn), agents.speaking_with(app, folder, warn) as context:
         yield context

@@ -104,7 +104,7 @@ async def run_and_show(
     """Run agents until cancelled, and show what they do. `kind` names this process in the list of workers."""
     from halter.loop.session_runtime import run_together
     from halter.runtime.supervisor import FleetRunner, Supervisor
-    from halter.runtime.telemetry import trace_agents
+    from halter.runtime.telemetry.tracer import trace_agents
     from halter.runtime.worker import make_embedded_mode
 
     store = app.patient()

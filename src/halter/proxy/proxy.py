@@ -66,7 +66,7 @@ from halter.proxy.sessions import KeyTerms, ProxiedSession, ProxiedSessions, res
 from halter.redaction.redact import Redact, Redactor
 from halter.redaction.secrets import GivenSecrets
 from halter.runtime.runtime import DEFAULT_LEASE_DURATION, Runtime, follow_prices
-from halter.runtime.telemetry import trace_process
+from halter.runtime.telemetry.tracer import trace_process
 from halter.server.listener import serve_asgi
 from halter.state.trace import find_traceparent, serve_caller
 

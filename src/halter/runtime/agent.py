@@ -193,7 +193,7 @@ class AgentProgram(ABC):
         from halter.journal.store import ignore_problem
         from halter.runtime.agent_context import AgentContext
         from halter.runtime.runtime import DEFAULT_LEASE_DURATION, follow_prices, open_runtime
-        from halter.runtime.telemetry import trace_process
+        from halter.runtime.telemetry.tracer import trace_process
 
         options, fleet = self._options, self._read_fleet()
         lease = round(options.get("lease", DEFAULT_LEASE_DURATION / SECOND) * SECOND)

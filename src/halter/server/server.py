@@ -21,7 +21,8 @@ from halter.operations.agent_folders import AgentFolders
 from halter.operations.health import check_readiness
 from halter.runtime.feed import Bus
 from halter.runtime.runtime import Runtime
-from halter.runtime.telemetry import MetricTable, count_metrics
+from halter.runtime.telemetry.metrics import MetricTable
+from halter.runtime.telemetry.tracer import count_metrics
 from halter.runtime.webhooks import WebhookReceiver
 from halter.server.api import add_hooks, make_api
 from halter.server.auth import (
