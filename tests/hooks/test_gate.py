@@ -32,6 +32,27 @@ async def test_a_harmless_call_is_in_the_journal_before_and_after(world: World, 
         assert (first.kind, first.agent) == ("hooked", AGENT)
 
 
+async def test_a_sweep_leaves_a_session_that_waits_for_a_person_to_its_program(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path, "policy: {approval_expiry: 3d}\n") as desk:
+        await desk.ask(bash(FORCE, "t1"), attended=False)
+        await desk.ask(event("SessionEnd", reason="other"))
+        await world.advance(DAY + HOUR)
+        await desk.gate.sweep()
+        assert (await desk.kinds())[-1] == "session_parked"
+        await desk.decide("approve")
+        assert verdict(await desk.ask(bash(FORCE, "t1"), attended=False)) == "allow"
+
+
+async def test_a_session_whose_server_was_killed_while_a_call_waited_is_parked(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path, "policy: {approval_expiry: 3d}\n") as desk:
+        await desk.ask(bash(FORCE, "t1"), attended=False)
+        await world.advance(DAY + HOUR)
+        await desk.restarted().sweep()
+        assert (await desk.kinds())[-1] == "session_parked"
+        await desk.decide("approve")
+        assert verdict(await desk.ask(bash(FORCE, "t1"), attended=False)) == "allow"
+
+
 async def test_one_session_of_the_program_is_one_session(world: World, tmp_path: Path) -> None:
     async with open_desk(world, tmp_path) as desk:
         await desk.ask(bash("ls", "t1"))

@@ -45,7 +45,7 @@ from halter.core.money import Cap
 from halter.core.text import clean, to_one_line
 from halter.core.tools import SERVER_SEPARATOR, Failed
 from halter.dispatch.heartbeat import renew_leases
-from halter.external.session import SessionHost
+from halter.external.host import SessionHost
 from halter.gateway.calls import PROMPT, RESOURCE, ClientCall, Context, GatedTool, ReadingSpec, speaks_modern
 from halter.gateway.sessions import GatedSession, GatewayTerms, PendingCall, open_session, recover_sessions
 from halter.gateway.tasks import TaskRequestParams, UpdateTaskRequestParams, knows_tasks, require_tasks

@@ -7,7 +7,7 @@ a person decides about each call in doubt, and its hold stays until then.
 import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any, Final
 from urllib.parse import quote
@@ -20,12 +20,13 @@ from halter.core.errors import HalterError, LeaseLost
 from halter.core.events import SessionStarted
 from halter.core.ids import can_decide, session_stream
 from halter.core.messages import AnonymizationPolicy, Message, Prompt, Text
-from halter.core.ports import Lease, read_body, read_stream
+from halter.core.ports import Lease
 from halter.core.rows import DecisionRow, SessionRow
 from halter.core.text import clean
 from halter.core.tools import Failed, Tool, Valid
-from halter.external.session import ExternalSession, ExternalState, SessionHost
-from halter.external.sweep import recover_session
+from halter.external.host import SessionHost
+from halter.external.session import CANCELLED, ExternalSession, take_over
+from halter.external.state import ExternalState
 from halter.gateway.calls import ClientCall, ParkedCalls, make_form_question, make_url_question
 from halter.gateway.tasks import SessionTasks
 from halter.gateway.upstreams import GatewayAgent, Upstreams
@@ -49,7 +50,6 @@ from halter.runtime.runtime import Runtime
 from halter.spec.agent import GatewaySpec
 
 BUDGET_POLL_INTERVAL: Final = SECOND // 4
-MAX_LEASE_WAIT: Final = 2 * SECOND
 MAX_SAMPLED_TOKENS: Final = 4096
 
 
@@ -90,17 +90,20 @@ class GatedSession(ExternalSession):
     """One client's session. If it is parked for a person, a later client of the same identity resumes it."""
 
     def __init__(self, terms: GatewayTerms, lease: Lease, upstreams: Upstreams) -> None:
-        super().__init__(terms.host, terms.guard, lease, upstreams.make_context(lease.session))
+        super().__init__(
+            terms.host,
+            terms.guard,
+            lease,
+            upstreams.make_context(lease.session),
+            upstreams.tools,
+            _make_provenance_check(terms.agent, upstreams.tools),
+        )
         self.terms = terms
         self.upstreams = upstreams
         self.parked = ParkedCalls()
         self.tasks = SessionTasks(terms.app.clock.now)
         self._numbers = itertools.count(1)
-        self._provenance_check = _make_provenance_check(terms.agent, upstreams.tools)
         upstreams.ask_model = self._ask_model
-
-    def make_context(self) -> SessionContext:
-        return self.upstreams.make_context(self.id)
 
     def begin(self, call: ClientCall, tool: str, arguments: bytes) -> None:
         """Start a call. It continues after the client's request ends, until the client cancels it."""
@@ -111,11 +114,11 @@ class GatedSession(ExternalSession):
         if self.end_reason:
             raise SessionGone(self.end_reason)
         await self.upstreams.refresh()
+        self.runtime.context = self.upstreams.make_context(self.id)
         digest = self._digest(tool, arguments)
         name = f"{self.id}.{self.lease.generation}.{next(self._numbers)}"
         decision = self.find_question(name, tool, digest)
-        brake = None if self._provenance_check is None else self._provenance_check.provenance_check
-        call = Call(name, tool, arguments, decision=decision, provenance_check=brake)
+        call = Call(name, tool, arguments, decision=decision, provenance_check=self.call_check)
         self.upstreams.calls[call.id] = client
         try:
             return await self._try(client, call)
@@ -128,13 +131,15 @@ class GatedSession(ExternalSession):
 
     async def _try(self, client: ClientCall, call: Call) -> Answer | PendingCall:
         """Pass a call through the guard, and wait up to the deadline for a decision or for the budget."""
-        deadline, attempt = read_monotonic(self._clock) + self.terms.spec.wait, 0
+        deadline = read_monotonic(self._clock) + self.terms.spec.wait
         while True:
-            answer = await self._attempt(call, attempt)
+            answer = await self.make(call)
             await self.catch_up()
             match answer:
                 case Answer():
-                    return await self._apply_answer(call, answer)
+                    if (cancellation := await self.find_cancellation(answer)) is not None:
+                        self.end_reason = f"Session {self.id} was cancelled by {cancellation.by}."
+                    return answer
                 case BudgetBusy() if read_monotonic(self._clock) >= deadline:
                     sentence = "Other calls hold the budget for this call. Repeat it in a minute."
                     return Answer(call.id, "cost_cap_reached", sentence)
@@ -144,7 +149,6 @@ class GatedSession(ExternalSession):
                     row = await self._wait_for_person(client, decision, deadline, call.id)
                     if row is not None:
                         return PendingCall(decision, row.expires_at)
-                    attempt += 1
 
     async def _ask_model(self, server: str, params: CreateMessageRequestParams) -> CreateMessageResult:
         """Make a server's model request with the agent's model, through the guard and on the same account."""
@@ -156,7 +160,7 @@ class GatedSession(ExternalSession):
             prompt=make_sampling_prompt(server, params),
             timeout=min(self.terms.spec.timeout, MODEL_REQUEST_TIMEOUT),
         )
-        outcome = await self.terms.guard.request(self.lease, await self._hiding(), request, model)
+        outcome = await self.runtime.request_once(request, model, context=await self._hiding())
         match outcome:
             case AnsweredRequest(reply=reply):
                 content = TextContent(text=reply.text)
@@ -172,24 +176,11 @@ class GatedSession(ExternalSession):
 
     async def _hiding(self) -> SessionContext:
         """Make the context of a model request, with the names that the agent hides from models."""
-        context, names = self.make_context(), self.terms.agent.tasks.anonymize
+        context, names = self.context, self.terms.agent.tasks.anonymize
         if names is None:
             return context
-        (first_event,) = await self._store.read(session_stream(self.id), 0, 1)
+        (first_event,) = await self.host.store.read(session_stream(self.id), 0, 1)
         return msgspec.structs.replace(context, anonymize=AnonymizationPolicy(names, first_event.hash.hex()))
-
-    async def _attempt(self, call: Call, attempt: int) -> Answer | ApprovalRequired | BudgetBusy:
-        async with nullcontext() if self._provenance_check is None else self._provenance_check.order(call.tool):
-            return await self.terms.guard.call(self.lease, self.make_context(), call, self.upstreams.tools, attempt)
-
-    async def _apply_answer(self, call: Call, answer: Answer) -> Answer:
-        if self._provenance_check is not None:
-            self._provenance_check.observe(call, answer)
-        if answer.outcome == "external_halt":
-            halt = await self.guard.find_halt(self.make_context())
-            if halt is not None and halt.cancels:
-                self.end_reason = f"Session {self.id} was cancelled by {halt.by}."
-        return answer
 
     async def _wait_for_person(
         self, client: ClientCall, decision: str, deadline: int, call: str = ""
@@ -217,7 +208,7 @@ class GatedSession(ExternalSession):
         pending = next(
             (
                 candidate
-                for candidate in await list_pending_decisions(self._store, self._clock.now())
+                for candidate in await list_pending_decisions(self.host.store, self._clock.now())
                 if candidate.decision == decision
             ),
             None,
@@ -235,7 +226,7 @@ class GatedSession(ExternalSession):
             return
         is_approved = response.action == "accept" and (response.content or {}).get("approve") is True
         key = f"{decision}/elicited"
-        await self._store.commit(
+        await self.host.store.commit(
             answer_decision(pending, "approve" if is_approved else "deny", app.settings.person, key)
         )
 
@@ -246,7 +237,7 @@ class GatedSession(ExternalSession):
 
     async def list_questions(self) -> Sequence[Mapping[str, Any]]:
         """List the pending decisions of this session for its client, which can read them but not answer them."""
-        decisions, now = await list_pending_decisions(self._store), self._clock.now()
+        decisions, now = await list_pending_decisions(self.host.store), self._clock.now()
         return [
             {
                 "decision": decision.decision,
@@ -273,13 +264,6 @@ class GatedSession(ExternalSession):
             return f"{decision} was approved. Repeat the same call to run it."
         return f"{decision} was denied." if verdict else f"{decision} expired without an answer."
 
-    async def recall(self) -> None:
-        """Fold the session's earlier events, for the provenance check too."""
-        for stored in await read_stream(self._store, session_stream(self.id)):
-            self.state.fold(stored)
-            if self._provenance_check is not None:
-                self._provenance_check.recall(stored, await read_body(self._store, stored))
-
     async def close(self) -> None:
         """End the session, or park it if a person can still answer a decision or has to settle a call."""
         for client in [*self.upstreams.calls.values()]:
@@ -290,7 +274,7 @@ class GatedSession(ExternalSession):
             if self.state.session.ended:
                 return
             if self.end_reason:
-                await self.end("CANCELLED", "cancelled")
+                await self.end(*CANCELLED)
             elif self.state.session.in_flight or await self.state.has_open_question(self.guard, self._clock.now()):
                 await self.park()
             else:
@@ -336,12 +320,10 @@ async def open_session(terms: GatewayTerms, upstreams: Upstreams, started_by: st
         await state.read(terms.host.store, row.session)
         if state.session.in_flight or state.started_by != started_by:
             continue
-        lease = await terms.host.acquire_lease(row.session)
+        lease = await terms.host.claim(row.session)
         if lease is not None:
             session = GatedSession(terms, lease, upstreams)
-            await session.recall()
-            await session.wake("message")
-            await session.catch_up()
+            await session.recall(await session.resume())
             return session
     return await _begin_session(terms, upstreams, started_by, task_text)
 
@@ -350,10 +332,7 @@ async def _begin_session(terms: GatewayTerms, upstreams: Upstreams, started_by: 
     event = SessionStarted(
         session=terms.app.ids.make(), agent=terms.agent.policy.name, kind="gated", started_by=started_by
     )
-    await terms.host.record_start(event, terms.agent.policy, task_text, terms.guard.redact)
-    lease = await terms.host.acquire_lease(event.session, MAX_LEASE_WAIT)
-    if lease is None:
-        raise LeaseLost(f"Another process took session {event.session} before it started.")
+    lease = await terms.host.begin_new(event, terms.agent.policy, task_text, terms.guard)
     session = GatedSession(terms, lease, upstreams)
     await session.catch_up()
     return session
@@ -368,4 +347,6 @@ async def recover_sessions(terms: GatewayTerms) -> None:
     # Two concurrent recoveries would wake a session twice.
     async with terms.recovering:
         for row in await terms.host.without_owner(await _list_open(terms)):
-            await recover_session(terms.host, terms.guard, row, terms.agent.make_context(row.session))
+            session = await take_over(terms.host, terms.guard, row, terms.agent.make_context(row.session))
+            if session is not None:
+                await session.sweep()

@@ -25,7 +25,8 @@ from halter.core.ports import Lease, read_body, read_stream
 from halter.core.rows import SessionRow
 from halter.core.text import shorten
 from halter.core.vocabulary import Outcome, State, TerminalReason
-from halter.external.session import ExternalSession, SessionHost
+from halter.external.host import SessionHost
+from halter.external.session import CANCELLED, ExternalSession, take_over
 from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import BudgetBusy
@@ -49,7 +50,6 @@ from halter.runtime.agent_context import LEASE_WAIT_TIMEOUT, make_guard
 from halter.runtime.assembly.assembled_agent import AssembledAgent
 from halter.runtime.assembly.protected_paths import list_protected_paths
 from halter.runtime.runtime import Runtime
-from halter.state import lifecycle
 from halter.state.session import InFlight
 
 MAX_RESULT_LENGTH: Final = 20_000
@@ -171,14 +171,11 @@ class HookGate:
         call = Call(name, event.tool, arguments, decision=session.find_question(name, event.tool, digest))
         deadline = read_monotonic(self._clock) + loaded_agent.entry.wait_seconds * SECOND
         while True:
-            attempt = session.state.session.attempts.get(call.id, 0)
-            answer = await loaded_agent.guard.admit(session.lease, session.context, call, {event.tool: tool}, attempt)
-            await session.catch_up()
-            match answer:
-                case InFlight():
-                    return await self._admit(loaded_agent, session, event, answer, edits=dialect.EDITS)
-                case Answer():
-                    return await self._refuse(loaded_agent, session, answer)
+            match await session.judge(call, tool):
+                case InFlight() as flight:
+                    return await self._admit(session, event, flight, edits=dialect.EDITS)
+                case Answer() as refusal:
+                    return await self._refuse(session, refusal)
                 case BudgetBusy():
                     return HookRefusal("Other calls hold the budget for this call. Repeat it in a minute.")
                 case ApprovalRequired(decision=decision):
@@ -186,30 +183,24 @@ class HookGate:
                         is_deferred = dialect.DEFERS and session.defer(call.id, event)
                         return HookQuestion(decision, is_deferred, bool(event.subagent))
 
-    async def _admit(
-        self, loaded_agent: _LoadedAgent, session: HookedSession, event: HookEvent, flight: InFlight, *, edits: bool
-    ) -> HookAnswer:
+    async def _admit(self, session: HookedSession, event: HookEvent, flight: InFlight, *, edits: bool) -> HookAnswer:
         (stored,) = await self._host.store.read(session.lease.stream, flight.seq - 1, 1)
         event_started = cast("CallStarted", stored.event)
-        row = await loaded_agent.guard.decision(event_started.decision) if event_started.decision else None
+        row = await session.guard.decision(event_started.decision) if event_started.decision else None
         if row is None or row.verdict != "edit":
             return HookAdmission(event_started.decided_by)
         edited_arguments = unbind_arguments(event.tool, await read_body(self._host.store, stored), event.arguments)
         if edits:
             return HookAdmission(event_started.decided_by, edited_arguments)
-        await loaded_agent.guard.settle(
-            session.lease, flight, "cancelled", "The program does not accept edited arguments."
-        )
-        await session.catch_up()
+        await session.report(flight, "cancelled", "The program does not accept edited arguments.")
         return HookRefusal(
             f"{event_started.decided_by} approved this call with different arguments. Repeat it with "
             f"{msgspec.json.encode(edited_arguments).decode()}."
         )
 
-    async def _refuse(self, loaded_agent: _LoadedAgent, session: HookedSession, answer: Answer) -> HookAnswer:
-        halt = await loaded_agent.guard.find_halt(session.context) if answer.outcome == "external_halt" else None
-        if halt is not None and halt.cancels:
-            await self._end(session, "CANCELLED", "cancelled")
+    async def _refuse(self, session: HookedSession, answer: Answer) -> HookAnswer:
+        if await session.find_cancellation(answer) is not None:
+            await self._end(session, *CANCELLED)
         return HookRefusal(answer.text, stops=answer.outcome == "external_halt")
 
     async def _on_result(
@@ -219,9 +210,7 @@ class HookGate:
         digest = sha256(bind_arguments(event.tool, event.arguments, event.cwd)).hexdigest()
         flight = session.find_flight(event, digest)
         if flight is not None:
-            redacted_text = loaded_agent.guard.redact(text)
-            await loaded_agent.guard.settle(session.lease, flight, outcome, shorten(redacted_text, MAX_RESULT_LENGTH))
-            await session.catch_up()
+            await session.report(flight, outcome, shorten(session.guard.redact(text), MAX_RESULT_LENGTH))
         masked_response = _mask(event.response, loaded_agent.guard)
         halt = await loaded_agent.guard.find_halt(session.context)
         stop_reason = (
@@ -263,7 +252,7 @@ class HookGate:
         # Open sessions continue under the new policy.
         for session in self._sessions.values():
             if session.context.agent == agent_name:
-                session.guard, session.context = guard, assembled_agent.make_context(session.id)
+                session.guard, session.runtime.context = guard, assembled_agent.make_context(session.id)
         return loaded_agent
 
     async def _session(self, loaded_agent: _LoadedAgent, event: HookEvent) -> HookedSession:
@@ -272,11 +261,11 @@ class HookGate:
             session = self._sessions.get(name)
             if session is None:
                 session = self._sessions[name] = await self._open(loaded_agent, name, event.cwd)
-            await session.catch_up()
+            else:
+                await session.catch_up()
             if session.state.session.ended:
                 del self._sessions[name]
-                end = session.state.session
-                raise UndecidableEvent(_explain_ended(name, end.state, end.terminal_reason))
+                raise UndecidableEvent(_explain_unclaimed(await self._host.read_row(name)))
         return session
 
     async def _open(self, loaded_agent: _LoadedAgent, name: str, cwd: str) -> HookedSession:
@@ -285,19 +274,12 @@ class HookGate:
             session=name, agent=loaded_agent.entry.agent, kind="hooked", started_by=self._app.settings.person
         )
         task_text = f"{title} in {cwd or 'an unknown folder'}"
-        await self._host.record_start(event, loaded_agent.agent.policy, task_text, loaded_agent.guard.redact)
-        row = await self._host.read_row(name)
-        if row.ended_at is not None:
-            if row.terminal_reason not in _REOPENABLE_REASONS:
-                raise UndecidableEvent(_explain_ended(name, row.state, row.terminal_reason))
-            by, head = self._app.settings.person, row.generation
-            await self._host.store.commit(lifecycle.reopen_session(name, f"{name}/{head}/hooked", by))
-        lease = await self._host.acquire_lease(name, LEASE_WAIT_TIMEOUT)
-        if lease is None:
-            raise UndecidableEvent(f"Session {name} is owned by another process ({row.owner or 'unknown'})")
-        session = HookedSession(self._host, loaded_agent.guard, lease, loaded_agent.agent.make_context(name))
-        if row.state != "RUNNING" and row.ended_at is None:
-            await session.wake("message")
+        policy, guard = loaded_agent.agent.policy, loaded_agent.guard
+        lease = await self._host.begin(event, policy, task_text, guard, LEASE_WAIT_TIMEOUT, _REOPENABLE_REASONS)
+        if isinstance(lease, SessionRow):
+            raise UndecidableEvent(_explain_unclaimed(lease))
+        session = HookedSession(self._host, guard, lease, loaded_agent.agent.make_context(name))
+        await session.resume()
         return session
 
     async def _leave(self, session: HookedSession) -> None:
@@ -308,7 +290,7 @@ class HookGate:
         await session.park()
         self._sessions.pop(session.id, None)
 
-    async def _end(self, session: HookedSession, state: State, reason: TerminalReason) -> None:
+    async def _end(self, session: ExternalSession, state: State, reason: TerminalReason) -> None:
         await session.end(state, reason)
         self._sessions.pop(session.id, None)
 
@@ -321,27 +303,27 @@ class HookGate:
     async def _sweep_session(self, loaded_agent: _LoadedAgent, row: SessionRow) -> None:
         context = loaded_agent.agent.make_context(row.session)
         halt = await loaded_agent.guard.find_halt(context)
-        is_cancelled = halt is not None and halt.cancels
-        session = self._sessions.get(row.session)
-        if session is not None and session.awaited:
+        is_cancelled = halt is not None and bool(halt.cancels)
+        open_session = self._sessions.get(row.session)
+        if open_session is not None and open_session.awaited:
             return
         events = await read_stream(self._host.store, session_stream(row.session))
         if not is_cancelled and self._clock.now() - events[-1].at < IDLE_END:
             return
+        session = open_session or await take_over(
+            self._host, loaded_agent.guard, row, context, is_cancelled=is_cancelled
+        )
         if session is None:
-            lease = await self._host.acquire_lease(row.session)
-            if lease is None:
-                return
-            session = HookedSession(self._host, loaded_agent.guard, lease, context)
-        await session.catch_up()
-        if not is_cancelled and await session.state.has_open_question(session.guard, self._clock.now()):
             return
-        if row.state != "RUNNING":
-            await session.wake("timer")
+        await session.catch_up()
         if is_cancelled:
-            await self._end(session, "CANCELLED", "cancelled")
-        else:
+            await session.runtime.ensure_running("timer")
+            await self._end(session, *CANCELLED)
+        elif not await session.state.has_open_question(session.guard, self._clock.now()):
+            await session.runtime.ensure_running("timer")
             await self._end(session, "COMPLETED", "idle_timeout")
+        elif open_session is None:
+            await session.park()
 
 
 def _list_hook_settings(entry: HookedProgram) -> ProtectedPaths:
@@ -355,8 +337,11 @@ def _name_session(loaded_agent: _LoadedAgent, event: HookEvent) -> str:
     return f"{loaded_agent.entry.agent}-{event.session}"
 
 
-def _explain_ended(session: str, state: str, reason: str) -> str:
-    return f"Session {session} has ended ({state}: {reason}). Start a new one in the program"
+def _explain_unclaimed(row: SessionRow) -> str:
+    if row.ended_at is not None:
+        end = f"{row.state}: {row.terminal_reason}"
+        return f"Session {row.session} has ended ({end}). Start a new one in the program"
+    return f"Session {row.session} is owned by another process ({row.owner or 'unknown'})"
 
 
 def _file_state(path: Path) -> tuple[int, ...]:

@@ -75,7 +75,7 @@ async def run_together(functions: Sequence[Callable[[], Coroutine[Any, Any, T]]]
     return [task.result() for task in tasks]
 
 
-async def run_until_first(coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
+async def run_until_first(coroutines: Sequence[Coroutine[Any, Any, object]]) -> None:
     """Run coroutines concurrently until the first one finishes, then cancel the others."""
     tasks = [asyncio.ensure_future(act) for act in coroutines]
     try:
@@ -344,7 +344,7 @@ class SessionRuntime:
             new_events = await self._mark_running(row=row)
         # Inner calls are settled first, so that a repeated outer call finds their outcomes.
         for flight in sorted(doubts, key=lambda doubt: -doubt.id.count("/")):
-            await self._settle_doubt(flight, await self._arguments(events, flight.id))
+            await self.settle_doubt(flight, await self._arguments(events, flight.id))
         if doubts:
             new_events = await self.events(session.head)
         events += new_events
@@ -353,17 +353,23 @@ class SessionRuntime:
         self.overrun = has_overrun(events)
         return events
 
-    async def _settle_doubt(self, flight: InFlight, arguments: bytes) -> None:
-        """Settle one call in doubt. If its outcome stays unknown, charge its maximum."""
+    async def settle_doubt(self, flight: InFlight, arguments: bytes, max_wait: int | None = None) -> bool:
+        """Settle one call in doubt. If its outcome stays unknown, charge its maximum.
+
+        Returns false if a person has not decided about it within `max_wait`.
+        """
         answer = await self._guard.recover(self.lease, self.context, flight, arguments, self._tools)
         if not isinstance(answer, ApprovalRequired):
-            return
-        row = await self._wait_for_one_decision(answer, "WAITING_FOR_APPROVAL")
+            return True
+        row = await self._wait_for_one_decision(answer, "WAITING_FOR_APPROVAL", max_wait=max_wait)
         if row.verdict:
             has_happened = row.verdict == "approve"
             await self._guard.was_done(self.lease, flight, happened=has_happened)
+        elif max_wait is not None and self._clock.now() < row.expires_at:
+            return False
         else:
             await self._guard.ledger.settle_in_doubt(self.lease, [flight])
+        return True
 
     def try_call(self, call: Call, context: SessionContext | None = None) -> Coroutine[Any, Any, Attempt]:
         """Attempt a call once. Pass the outcome to `record_attempt`."""
@@ -729,11 +735,11 @@ class SessionRuntime:
         self.parked_at_seq = self._inbox_seen
         await self._mark_running(row=row)
 
-    async def ensure_running(self) -> None:
+    async def ensure_running(self, cause: WakeCause = "message") -> None:
         """Resume a session that was interrupted while it waited for a person or for money."""
         if (await self._row()).state != "RUNNING":
             self._pause_number += 1
-            await self._mark_running("message")
+            await self._mark_running(cause)
 
     async def _find_wake_cause(self, inbox_head: int) -> WakeCause | None:
         """Find the cause of the wake: a message, a decision or the timer; None for a takeover."""

@@ -37,6 +37,7 @@ from halter.external.dialect import (
     WireDialect,
     find_rates,
 )
+from halter.external.host import SessionHost
 from halter.external.refusals import Headers, Refusal, explain_outcome
 from halter.external.relay import (
     AsgiMessage,
@@ -50,7 +51,6 @@ from halter.external.relay import (
     open_pool,
     read_whole,
 )
-from halter.external.session import SessionHost
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import RateLimited, halt
 from halter.guard.ledger import Ledger
@@ -381,9 +381,9 @@ class Proxy:
         """Make the request through the door, and repeat it after a rate limit, for as long as a client waits."""
         wait_count = 0
         while True:
-            outcome = await self._guard.request(
-                session.lease, session.make_context(), request, model, waited=wait_count
-            )
+            # A context caches values of its model: each request has its own.
+            context = msgspec.structs.replace(session.context)
+            outcome = await session.runtime.request_once(request, model, waited=wait_count, context=context)
             now = self._app.clock.now()
             if not isinstance(outcome, RateLimited) or outcome.retry_at > incoming.came_at + MAX_CLIENT_WAIT:
                 return outcome

@@ -15,13 +15,13 @@ import msgspec
 from halter.config.merge import FleetConfig
 from halter.config.resolve import read_model_rates, resolve_agent
 from halter.core.clock import MINUTE, SECOND, read_monotonic
-from halter.core.errors import LeaseLost, StoreError, StoreUnavailable
+from halter.core.errors import StoreError, StoreUnavailable
 from halter.core.events import SessionStarted
 from halter.core.money import DOLLAR, format_exact_micros
 from halter.core.ports import Lease, Query
 from halter.core.rows import HaltRow, SessionRow
-from halter.external.session import MAX_LISTED_SESSIONS, ExternalSession, SessionHost
-from halter.external.sweep import recover_session
+from halter.external.host import MAX_LISTED_SESSIONS, SessionHost
+from halter.external.session import CANCELLED, ExternalSession, take_over
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import read_halts
 from halter.guard.prepare import SessionContext
@@ -82,10 +82,6 @@ class ProxiedSession(ExternalSession):
         self._request_count += 1
         return f"{self.id}.r{self._request_count}"
 
-    def make_context(self) -> SessionContext:
-        """Make a separate context for each request, because a context caches values of its model."""
-        return msgspec.structs.replace(self.context)
-
     async def close(self) -> None:
         """End the session, for the reason of its halt if a person has stopped it."""
         if self.end_reason:
@@ -96,7 +92,7 @@ class ProxiedSession(ExternalSession):
             if halt is None:
                 await self.end("COMPLETED", "completed")
             else:
-                await self.end(*(("CANCELLED", "cancelled") if halt.cancels else ("HALTED", "external_halt")))
+                await self.end(*(CANCELLED if halt.cancels else ("HALTED", "external_halt")))
 
     async def end_if_cancelled(self) -> None:
         """End a session that a person cancelled. It keeps its label, so that no new session replaces it."""
@@ -105,7 +101,7 @@ class ProxiedSession(ExternalSession):
             return
         if not self.end_reason and self.under_way <= 1:
             with suppress(StoreError):
-                await self.end("CANCELLED", "cancelled")
+                await self.end(*CANCELLED)
         self.end_reason = f"Session {self.id} was cancelled."
 
     async def _find_own_halt(self) -> HaltRow | None:
@@ -174,10 +170,7 @@ class ProxiedSessions:
             origin="agent",
             trusted=False,
         )
-        await self._host.record_start(event, terms.policy, task_text, self._guard.redact)
-        lease = await self._host.acquire_lease(event.session, SECOND)
-        if lease is None:
-            raise LeaseLost(f"Another process took session {event.session} before it started.")
+        lease = await self._host.begin_new(event, terms.policy, task_text, self._guard)
         return ProxiedSession(self._host, self._guard, lease, terms)
 
     async def run(self) -> None:
@@ -208,5 +201,6 @@ class ProxiedSessions:
         ended_count = 0
         for row in await self._host.without_owner([row for row in rows if row.kind == "proxied"]):
             context = _make_context(self._app, self._terms, row.session)
-            ended_count += await recover_session(self._host, self._guard, row, context)
+            session = await take_over(self._host, self._guard, row, context)
+            ended_count += session is not None and await session.sweep()
         return ended_count
