@@ -24,7 +24,7 @@ from halter.core.money import Cap, Caps, format_exact_micros, usd_to_micros
 from halter.guard.approvals import list_pending_decisions
 from halter.guard.call_answer import ApprovalRequired
 from halter.journal.verify import verify_store
-from halter.operations import control, decisions
+from halter.operations import control, decisions, journal
 from halter.operations.actor import Actor, Principal
 from halter.runtime.assembly.assembled_agent import AssembledAgent
 from halter.runtime.runtime import Runtime, open_runtime
@@ -345,7 +345,7 @@ async def _accept(restored_store: RestoredStore, *, is_new_store: bool) -> list[
         if app.older_copy is None:
             return ["it was refused, but there was nothing to accept."]
         missing = app.older_copy.describe_missing()
-        await control.accept(Actor(app, Principal(PERSON)), "the drill")
+        await journal.accept(Actor(app, Principal(PERSON)), "the drill")
     wrong = (
         []
         if is_new_store or any(char.isdigit() for char in missing)

@@ -34,7 +34,8 @@ from halter.guard.ledger import Ledger
 from halter.journal.store import JournalStore
 from halter.runtime.assembly.folder_code import open_trust
 from halter.runtime.runtime import Runtime, use_local_policy
-from halter.runtime.supervisor import Supervisor, turn_off, turn_on
+from halter.runtime.supervisor import Supervisor
+from halter.runtime.switches import turn_off, turn_on
 from halter.settings import read_settings
 from halter.state.session import replay
 from halter.testing.fakes import Crash

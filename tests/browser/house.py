@@ -17,7 +17,7 @@ from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, WorkerId
 from halter.core.ports import Lease, Query
 from halter.core.rows import SessionRow
-from halter.operations import control
+from halter.operations import messages
 from halter.operations.actor import ROLES, Actor, Principal
 from halter.runtime.assembly.folder_code import open_trust
 from halter.runtime.feed import Bus
@@ -191,7 +191,7 @@ class House:
 
     def send(self, text: str, session: str = "desk-1") -> None:
         """Say something to a session, which wakes it."""
-        self.run(control.send_message(self.desk, session, text))
+        self.run(messages.send_message(self.desk, session, text))
 
     def row(self, session: str) -> SessionRow:
         rows = self.run(self.app.store.ask(Query("session", SessionRow, {"session": session})))

@@ -18,7 +18,7 @@ from halter.core.ids import channel_stream, inbox_stream
 from halter.core.ports import Query
 from halter.core.rows import DecisionRow, HaltRow
 from halter.guard.approvals import PendingDecision
-from halter.operations import decisions
+from halter.operations import decisions, rules
 from halter.operations.actor import Actor, Principal
 from halter.operations.channels import offer_pairing, remove_approver
 from halter.testing.world import World
@@ -196,7 +196,7 @@ async def test_always_makes_a_rule_for_the_same_call(world: World, tmp_path: Pat
     phone = await ready(world, tmp_path)
     phone.platform.press(ADA, phone.platform.messages[1], "Always")
     await world.advance(MINUTE)
-    (rule,) = await decisions.rules(phone.desk)
+    (rule,) = await rules.rules(phone.desk)
     assert (rule.tool, rule.scope, rule.by) == ("wipe", "session", "ada")
 
 

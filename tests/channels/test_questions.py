@@ -12,7 +12,7 @@ from halter.core.events import WakePosted
 from halter.core.ids import inbox_stream
 from halter.core.ports import Query
 from halter.core.rows import HaltRow
-from halter.operations import control
+from halter.operations import messages
 from halter.operations.actor import Actor, Principal
 from halter.operations.channels import offer_pairing
 from halter.state import lifecycle
@@ -137,11 +137,11 @@ async def test_a_reply_that_was_done_and_not_noted_is_done_once(world: World, tm
         Actor(asked.phone.fleet.app, Principal("ada", "operator")),
         first.text.split("/answer ")[1].split("/")[0],
     )
-    once = await control.answer_question(desk, SESSION, call, "left", "k")
-    done = await control.answer_question(desk, SESSION, call, "left", "k")
+    once = await messages.answer_question(desk, SESSION, call, "left", "k")
+    done = await messages.answer_question(desk, SESSION, call, "left", "k")
     assert once == done
     with pytest.raises(NotDone, match="already answered"):
-        await control.answer_question(desk, SESSION, call, "right", "another")
+        await messages.answer_question(desk, SESSION, call, "right", "another")
     await world.advance(MINUTE)
     assert await asked.answers() == [("ada", b"left")]
 
@@ -159,7 +159,7 @@ async def test_an_answer_that_comes_late_is_not_one_to_the_next_question(world: 
 async def test_what_is_answered_elsewhere_shows_there(world: World, tmp_path: Path) -> None:
     asked = await ready(world, tmp_path)
     (first,) = asked.shown
-    await control.send_message(Actor(asked.phone.fleet.app, Principal("bob")), SESSION, "the right one")
+    await messages.send_message(Actor(asked.phone.fleet.app, Principal("bob")), SESSION, "the right one")
     await world.advance(MINUTE)
     assert first.text == f"Answered by bob, in session {SESSION}."
 

@@ -9,7 +9,8 @@ from halter.core.ports import Query
 from halter.core.rows import DecisionRow
 from halter.guard.approvals import PendingDecision
 from halter.operations import decisions
-from halter.operations.decisions import ShownDecision, group_calls, list_rule_offers
+from halter.operations.decisions import ShownDecision, group_calls
+from halter.operations.rules import list_rule_offers
 from tests.story.test_desk import LATER, Office, office
 
 __all__ = ["office"]

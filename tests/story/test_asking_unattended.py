@@ -13,7 +13,7 @@ from halter.core.ports import Query
 from halter.core.rows import SessionRow, WorkerRow
 from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.guard.halts import halt
-from halter.runtime.supervisor import turn_off, turn_on
+from halter.runtime.switches import turn_off, turn_on
 from halter.runtime.worker import AutonomousAgent
 from halter.state import lifecycle
 from halter.testing.fakes import CRASH_KINDS, Crash, CrashKind

@@ -10,7 +10,7 @@ from halter.core.ids import SessionId
 from halter.core.messages import Text, ToolResult
 from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.guard.halts import halt, resume
-from halter.runtime.supervisor import turn_off, turn_on
+from halter.runtime.switches import turn_off, turn_on
 from halter.testing.world import World
 from tests.story.autonomous import CALM, Fleet, rhythm
 

@@ -20,7 +20,8 @@ from halter.guard.halts import halt
 from halter.loop.session_runtime import watch_changes
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.session_start import begin_session, post_message
-from halter.runtime.supervisor import Supervisor, turn_off, turn_on
+from halter.runtime.supervisor import Supervisor
+from halter.runtime.switches import turn_off, turn_on
 from halter.settings import read_settings
 from halter.state.lifecycle import start_session
 from halter.testing.fakes import StoreProxy

@@ -35,7 +35,7 @@ from halter.core.ports import Draft, Query, Write
 from halter.core.project import rows_of_event
 from halter.core.rows import AgentRow, AuditRow, DecisionRow, HaltRow, RuleRow, StreamRow, WorkerInfo
 from halter.guard.ledger import Ledger
-from halter.operations import artifacts, control, decisions, fleet, money, queries
+from halter.operations import artifacts, control, decisions, fleet, messages, money, queries, rules
 from halter.operations.actor import ROLES, Actor, Principal, Role
 from halter.operations.decisions import ApprovalTerms, waiting
 from halter.operations.fleet import workers
@@ -158,7 +158,7 @@ async def everything(desk: Actor) -> dict[str, Any]:
         "plans": await fleet.plans(desk),
         "findings": await artifacts.findings(desk),
         "proposals": await artifacts.proposals(desk),
-        "rules": await decisions.rules(desk),
+        "rules": await rules.rules(desk),
         "audit": [row async for row in queries.audit(desk, AuditFilter())],
         "newest": [row async for row in queries.newest(desk, AuditFilter(until=LATER))],
     }
@@ -212,10 +212,10 @@ DEEDS: dict[str, tuple[Role, Callable[[Actor, str], Awaitable[Any]]]] = {
     "cancel": ("operator", lambda desk, agent: control.cancel(desk, f"{agent}-1", max_wait=0)),
     "switch on": ("operator", lambda desk, agent: control.switch(desk, agent, on=True)),
     "switch off": ("operator", lambda desk, agent: control.switch(desk, agent, on=False)),
-    "tell": ("operator", lambda desk, agent: control.send_message(desk, f"{agent}-1", "Go on.")),
+    "tell": ("operator", lambda desk, agent: messages.send_message(desk, f"{agent}-1", "Go on.")),
     "raise": ("operator", lambda desk, agent: money.set_cap(desk, "raise", f"agent:{agent}", "0.095")),
     "lower": ("operator", lambda desk, agent: money.set_cap(desk, "lower", f"session:{agent}-1", "0.04")),
-    "end a rule": ("operator", lambda desk, agent: decisions.end(desk, f"{agent}-rule")),
+    "end a rule": ("operator", lambda desk, agent: rules.end(desk, f"{agent}-rule")),
     "end a trigger": ("operator", lambda desk, agent: fleet.end_trigger(desk, agent, "hook")),
     "retry": ("operator", lambda desk, agent: fleet.retry_item(desk, agent, "hook", f"{agent}.md")),
 }
@@ -403,12 +403,12 @@ async def test_a_name_that_is_not_known_is_missing_and_halts_nothing(office: Off
 @pytest.mark.parametrize("text", ["", "  \n", "x" * 100_001])
 async def test_an_empty_or_too_long_message_is_not_sent_to_a_session(office: Office, text: str) -> None:
     with pytest.raises(NotDone, match="A message needs 1 to 100,000 characters"):
-        await control.send_message(office.desk(), "mine-1", text)
+        await messages.send_message(office.desk(), "mine-1", text)
 
 
 async def test_a_secret_that_is_told_to_a_session_is_kept_by_no_journal(office: Office) -> None:
     runtime = msgspec.structs.replace(office.app, environ={"HALTER_SECRET_BANK": "made-up-but-long-4711"})
-    await control.send_message(Actor(runtime, Principal("bea")), "mine-1", "The word is made-up-but-long-4711.")
+    await messages.send_message(Actor(runtime, Principal("bea")), "mine-1", "The word is made-up-but-long-4711.")
     (result,) = await office.ground.store.read(inbox_stream("mine-1"))
     assert result.body is not None
     assert b"The word is" in result.body

@@ -10,7 +10,7 @@ from halter.core.events import DecisionAsked
 from halter.core.ids import session_stream
 from halter.core.ports import Draft, Write
 from halter.core.rows import DecisionRow
-from halter.operations import artifacts, decisions
+from halter.operations import artifacts, decisions, rules
 from halter.operations.actor import Actor
 from halter.operations.decisions import ApprovalTerms
 from tests.story.test_desk import LATER, Office, office
@@ -21,7 +21,7 @@ NAMED: dict[str, Callable[[Actor], Awaitable[Any]]] = {
     "approve": lambda desk: decisions.approve(desk, "mine-a", ApprovalTerms()),
     "deny": lambda desk: decisions.deny(desk, "mine-a"),
     "settle": lambda desk: artifacts.settle(desk, "mine-f", "kept", "findings"),
-    "end a rule": lambda desk: decisions.end(desk, "mine-r"),
+    "end a rule": lambda desk: rules.end(desk, "mine-r"),
 }
 
 

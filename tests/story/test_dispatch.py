@@ -22,7 +22,7 @@ from halter.dispatch.dispatcher import (
     quarantine_session,
 )
 from halter.dispatch.heartbeat import renew_leases
-from halter.runtime.supervisor import turn_on
+from halter.runtime.switches import turn_on
 from halter.runtime.worker import MAX_TAKEOVERS
 from halter.state import lifecycle
 from halter.testing.fakes import LocalTicketQueue, SharedTickets

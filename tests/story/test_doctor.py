@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 
 from halter.cli.commands import build_command_tree
 from halter.core.clock import DAY, SystemClock
-from halter.operations import health
-from halter.operations.health import check_disk, combine_checks, fail_check, pass_check, warn_check
+from halter.operations.doctor import machine
+from halter.operations.doctor.check import combine_checks, fail_check, pass_check, warn_check
+from halter.operations.doctor.store import check_disk
 from halter.runtime.runtime import open_runtime
 from halter.settings import Settings, read_settings
 
@@ -309,30 +310,30 @@ async def test_a_port_is_free_taken_by_another_program_or_ours() -> None:
     ):
         async with await asyncio.start_server(answers, "127.0.0.1", 0) as server:
             number = server.sockets[0].getsockname()[1]
-            check = await health.check_port("127.0.0.1", number)
+            check = await machine.check_port("127.0.0.1", number)
         assert (check.verdict, words in check.finding) == (verdict, True)
-    assert "is free" in (await health.check_port("127.0.0.1", number)).finding
+    assert "is free" in (await machine.check_port("127.0.0.1", number)).finding
 
 
 def test_a_list_of_tokens_that_others_may_read_is_a_problem(tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
     settings = Settings("memory:", tmp_path, tmp_path, "ada", tokens=file)
-    assert health.check_tokens(settings) is None
+    assert machine.check_tokens(settings) is None
     file.write_text("[]")
     file.chmod(0o644)
-    check = health.check_tokens(settings)
+    check = machine.check_tokens(settings)
     assert check is not None
     assert (check.verdict, f"Other users can read {file}. Run chmod 600 {file}." in check.finding) == ("problem", True)
     file.chmod(0o600)
-    check = health.check_tokens(settings)
+    check = machine.check_tokens(settings)
     assert check is not None
     assert check.verdict == "ok"
 
 
 def test_a_table_of_prices_that_is_half_a_year_old_is_a_warning() -> None:
     now = SystemClock().now()
-    assert health.check_prices(now).verdict in {"ok", "warning"}
-    old = health.check_prices(now + 200 * DAY)
+    assert machine.check_prices(now).verdict in {"ok", "warning"}
+    old = machine.check_prices(now + 200 * DAY)
     assert (old.verdict, "Update it with pip install -U genai-prices" in old.finding) == ("warning", True)
 
 

@@ -15,8 +15,7 @@ from halter.core.ids import SessionId, WorkerId
 from halter.core.ports import Ticket
 from halter.core.rows import WorkerInfo
 from halter.dispatch.ticket_queue import ProcrastinateQueue, prepare_queue_tables
-from halter.operations.fleet import WorkerView
-from halter.operations.health import (
+from halter.operations.doctor.workers import (
     UnclaimedSessions,
     check_agent_files,
     check_connections,
@@ -25,6 +24,7 @@ from halter.operations.health import (
     check_queue,
     check_versions,
 )
+from halter.operations.fleet import WorkerView
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.settings import read_settings
 from halter.state import lifecycle

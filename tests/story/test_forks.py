@@ -23,7 +23,7 @@ from halter.journal.retention import erase_session_bodies
 from halter.loop.history import MAX_RESULT_LENGTH, SessionHistory
 from halter.loop.transcript_reader import number_calls, read_past
 from halter.models.scripted import ScriptLine
-from halter.operations import control
+from halter.operations import forks
 from halter.operations.actor import Actor, Principal
 from halter.runtime.runtime import open_runtime
 from halter.settings import read_settings
@@ -231,12 +231,12 @@ async def test_only_a_person_who_may_steer_forks(bench: Bench) -> None:
     first = await agent.run("Hello.")
     async with open_runtime(read_settings({}, bench.folder, str(bench.file)), bench.clock) as app:
         with pytest.raises(NotDone, match="The role operator is required"):
-            await control.fork(Actor(app, Principal("bob", "approver")), first.session)
+            await forks.fork(Actor(app, Principal("bob", "approver")), first.session)
         with pytest.raises(NotDone, match="Only a person can fork a session"):
-            await control.fork(Actor(app, Principal("agent:desk", "admin")), first.session)
+            await forks.fork(Actor(app, Principal("agent:desk", "admin")), first.session)
         with pytest.raises(NotDone, match="There is no session"):
-            await control.fork(Actor(app, Principal("bob", "operator", ("other",))), first.session)
-        session_forked = await control.fork(Actor(app, Principal("bob", "operator")), first.session, text="And now?")
+            await forks.fork(Actor(app, Principal("bob", "operator", ("other",))), first.session)
+        session_forked = await forks.fork(Actor(app, Principal("bob", "operator")), first.session, text="And now?")
         assert (session_forked.session, session_forked.messages) == (first.session, 2)
     with agent.override(model=FunctionModel(lambda prompt: " | ".join(words(prompt)))):
         gone_on = await agent.resume(session_forked.subject)

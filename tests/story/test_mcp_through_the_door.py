@@ -29,7 +29,7 @@ from halter.runtime.agent_context import make_guard
 from halter.runtime.assembly.assembled_agent import AssembledAgent, assemble_agent
 from halter.runtime.assembly.server_pins import MAX_TOOLS_PER_QUESTION
 from halter.runtime.runtime import Runtime, open_runtime
-from halter.runtime.supervisor import turn_off
+from halter.runtime.switches import turn_off
 from halter.settings import read_settings
 from halter.state import lifecycle
 from halter.tools.mcp import McpTerms, open_mcp_tools

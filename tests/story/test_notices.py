@@ -10,9 +10,9 @@ from halter.core.ids import OUTBOX
 from halter.core.ports import Query, parse_notification, read_body
 from halter.core.rows import ItemRow, NotificationRow
 from halter.operations.actor import Actor, Principal
-from halter.operations.control import send_message
+from halter.operations.messages import send_message
 from halter.operations.queries import read_needs
-from halter.runtime.supervisor import turn_off
+from halter.runtime.switches import turn_off
 from halter.runtime.trigger_runner import record_trigger_events
 from halter.testing.world import World
 from tests.story.autonomous import CALM

@@ -21,7 +21,7 @@ from halter.models.scripted import Scripted, ScriptLine, call, say
 from halter.operations.actor import Actor, Principal
 from halter.operations.decisions import read_inbox
 from halter.operations.queries import report
-from halter.runtime.supervisor import turn_off, turn_on
+from halter.runtime.switches import turn_off, turn_on
 from halter.state.lifecycle import post_message
 from halter.testing.world import World
 from tests.story.autonomous import CALM, Fleet

@@ -23,7 +23,7 @@ from halter.present.sheet import Sheet, list_lines
 from halter.present.tables import build_inbox_sheet
 from halter.runtime.message_router import describe_needs
 from halter.runtime.needs import list_unhealthy
-from halter.runtime.supervisor import turn_on
+from halter.runtime.switches import turn_on
 from halter.runtime.trigger_runner import run_now
 from halter.runtime.webhooks import Delivery, HookAccepted, HookRejected
 from halter.testing.world import World

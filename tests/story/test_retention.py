@@ -6,7 +6,7 @@ import pytest
 from autonomous import Fleet
 
 from halter.core.clock import HOUR, MINUTE
-from halter.runtime.supervisor import turn_off
+from halter.runtime.switches import turn_off
 from halter.testing.world import World
 from tests.story.autonomous import CALM
 

@@ -12,7 +12,7 @@ from halter.core.ids import trigger_stream
 from halter.core.ports import Draft, Write
 from halter.core.rows import TriggerRow
 from halter.guard.halts import halt, resume
-from halter.runtime.supervisor import turn_off, turn_on
+from halter.runtime.switches import turn_off, turn_on
 from halter.runtime.trigger_runner import record_unstarted_run, start_run
 from halter.testing.world import VIRTUAL_START, World
 from tests.story.autonomous import CALM

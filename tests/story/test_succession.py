@@ -16,7 +16,7 @@ from halter.core.rows import SessionRow, SpendRow
 from halter.guard.halts import halt, resume
 from halter.operations import money, queries
 from halter.operations.actor import Actor, Principal
-from halter.runtime.supervisor import turn_off, turn_on
+from halter.runtime.switches import turn_off, turn_on
 from halter.state.receipt import make_receipt
 from halter.testing.world import World
 from tests.story.autonomous import CALM, Fleet

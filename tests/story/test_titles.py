@@ -12,7 +12,7 @@ from halter.core.ports import Draft, Query, Write
 from halter.core.project import rows_of_event
 from halter.core.rows import SessionRow
 from halter.dashboard.labels import label_session
-from halter.operations import control, queries, top
+from halter.operations import forks, queries, top
 from halter.operations.actor import Actor, Principal
 from halter.present.sheet import Listing
 from halter.present.tables import build_sessions_sheet
@@ -108,7 +108,7 @@ async def test_a_fork_that_nobody_runs_is_not_running(bench: Bench) -> None:
     first = await agent.run("Hello.")
     async with open_runtime(read_settings({}, bench.folder, str(bench.file)), bench.clock) as app:
         ada = Actor(app, Principal("ada", "operator"))
-        forked = await control.fork(ada, first.session, text="And now?")
+        forked = await forks.fork(ada, first.session, text="And now?")
         assert show_state(await ada.session(forked.subject)) == ("NOT RUNNING", "Not running")
         assert await list_states(ada, forked.subject) == {"NOT_RUNNING"}
         assert await list_in_state(ada, "not running") == [forked.subject]

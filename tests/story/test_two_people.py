@@ -22,9 +22,10 @@ from halter.guard.approvals import (
     encode_matcher,
 )
 from halter.guard.judge import are_two_people
-from halter.operations import decisions
+from halter.operations import decisions, rules
 from halter.operations.actor import Actor, Principal, Role
-from halter.operations.decisions import AlwaysRule, ApprovalTerms, ShownDecision, render_prompt, to_json_object
+from halter.operations.decisions import AlwaysRule, ApprovalTerms, ShownDecision, to_json_object
+from halter.present.decisions import render_prompt
 from halter.state.receipt import make_receipt
 from halter.testing.world import World
 from tests.story.autonomous import Fleet
@@ -199,7 +200,7 @@ async def test_one_no_is_enough(world: World, tmp_path: Path) -> None:
 async def test_two_people_agree_to_what_is_shown_and_to_nothing_else(world: World, tmp_path: Path) -> None:
     house = await start_house(world, tmp_path)
     (waiting_decision,) = await decisions.waiting(house.desk("ada"))
-    assert decisions.list_rule_offers(waiting_decision) == ()
+    assert rules.list_rule_offers(waiting_decision) == ()
     for terms in ({"edit": b'{"path": "new"}'}, {"always": True}):
         with pytest.raises(NotDone, match=r"needs two approvers\. Approve it unchanged"):
             await house.approve("ada", **terms)

@@ -8,7 +8,7 @@ import pytest
 from halter.core.errors import NotDone
 from halter.core.tools import ToolSpec, Valid
 from halter.guard.approvals import PendingDecision, StandingRule, matches_rule
-from halter.operations.decisions import list_rule_offers, rule_for
+from halter.operations.rules import list_rule_offers, rule_for
 
 
 def make_decision(values: dict[str, Any], risk: str = "LOW", simulated: str = "") -> PendingDecision:

@@ -131,7 +131,7 @@ def test_nothing_that_acts_asks_for_all_that_ever_was() -> None:
         if name in path.read_text("utf-8")
     }
     assert asked == {
-        ("operations/decisions.py", '"all_rules"'),
+        ("operations/rules.py", '"all_rules"'),
         ("runtime/budgets.py", '"all_sessions"'),
         ("server/stream.py", '"all_sessions"'),
     }

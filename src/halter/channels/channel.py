@@ -51,7 +51,7 @@ from halter.core.text import clean, describe_need_count, shorten
 from halter.dispatch.heartbeat import renew_leases
 from halter.guard.approvals import PendingDecision
 from halter.loop.session_runtime import raise_if_cancelled, run_until_first, wait_for_change, watch_changes
-from halter.operations import control, decisions
+from halter.operations import control, decisions, messages
 from halter.operations.actor import Actor, Principal
 from halter.operations.channels import read_who
 from halter.operations.status import FleetStatus, read_status
@@ -368,7 +368,7 @@ class DecisionChannel:
                 question = intent.message.decision
                 key, call = f"{question}/{self._transport.name}/{mark}", question.removesuffix(QUESTION)
                 return (
-                    await control.answer_question(actor, session_of_question(question), call, intent.text, key)
+                    await messages.answer_question(actor, session_of_question(question), call, intent.text, key)
                 ).sentence
             case StopScope():
                 return (await control.halt(actor, intent.scope, f"over {self._transport.name}")).sentence

@@ -18,8 +18,10 @@ from halter.core.money import format_exact_micros
 from halter.core.rows import DecisionRow
 from halter.core.text import escape_hidden
 from halter.guard.approvals import PendingDecision
-from halter.operations.decisions import ApprovalTerms, arguments, list_rule_offers, render_prompt
+from halter.operations.decisions import ApprovalTerms, arguments
 from halter.operations.money import amount_of
+from halter.operations.rules import list_rule_offers
+from halter.present.decisions import render_prompt
 from halter.state.channel import ChannelState, ShownMessage
 
 Verb = Literal["yes", "no", "always", "cap"]

@@ -16,7 +16,7 @@ from halter.core.rows import WorkerRow
 from halter.core.tools import substitute_secrets
 from halter.loop.session_runtime import raise_if_cancelled, run_together
 from halter.operations.channels import CHANNELS, read_who
-from halter.operations.health import Check, combine_checks, fail_check, pass_check, warn_check
+from halter.operations.doctor.check import Check, combine_checks, fail_check, pass_check, warn_check
 from halter.policy.hours import parse_active_hours
 from halter.redaction.secrets import read_environment_secrets
 from halter.runtime.runtime import Runtime, read_local_fleet

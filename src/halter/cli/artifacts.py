@@ -159,7 +159,7 @@ def promote(
         fail("--json cannot ask for confirmation. Review the proposal, then pass --yes.", EXIT_USAGE)
 
     async def job(app: Runtime) -> artifacts.ArtifactSettled:
-        from halter.operations.agents import promote_into
+        from halter.operations.artifacts import promote_into
 
         require_person(app, "promote a proposal")
         artifact = await artifacts.resolve_artifact(make_desk(app), proposal, "proposals")

@@ -36,12 +36,13 @@ from halter.core.errors import NotDone
 from halter.core.ports import BLOB_THRESHOLD
 from halter.core.tools import File
 from halter.guard.approvals import PendingDecision
-from halter.operations import control, decisions
+from halter.operations import control, decisions, forks, messages, rules
 from halter.operations.actor import Actor
 from halter.operations.channels import PairingCode, list_approvers, offer_pairing, remove_approver
 from halter.operations.decisions import ApprovalTerms, DecisionResult, GroupResult, to_json_object
 from halter.operations.money import amount_of
 from halter.operations.queries import read_needs
+from halter.present.decisions import render_prompt
 from halter.present.tables import build_decision_sheet, build_inbox_sheet, build_offers_sheet, build_rules_sheet
 from halter.runtime.runtime import Runtime
 
@@ -197,7 +198,7 @@ async def _ask_each(actor: Actor, keyboard: Keyboard, calls: Sequence[PendingDec
                 f"This decision needs a new cap: halter approve {decision.decision} --cap AMOUNT{actor.option}"
             )
             continue
-        prompt = decisions.render_prompt(decision)
+        prompt = render_prompt(decision)
         reply = ask_freshly(
             keyboard, f"yes: {prompt.yes}. no: {prompt.no}. [y]es, [n]o, [s]kip, [q]uit (default: skip): "
         )
@@ -242,7 +243,7 @@ rules = group(
     "List standing rules, end one, or list the rules that a decision offers.",
     {
         "end": command(
-            decisions.end,
+            rules.end,
             """End a standing rule. Matching calls need approval again.
 
             Exits 1 if the rule had already ended.
@@ -259,11 +260,11 @@ rules = group(
             json=lambda result: result.offers,
         ),
     },
-    command(decisions.rules, "List standing rules.", build_rules_sheet, despite_doubt=True, allow_missing=True),
+    command(rules.rules, "List standing rules.", build_rules_sheet, despite_doubt=True, allow_missing=True),
 )
 
 tell = command(
-    control.send_message,
+    messages.send_message,
     """Send a message to a session, or answer its question. The session wakes and reads it in its next turn.
 
     Exits 1 if the session has ended.
@@ -289,7 +290,7 @@ def _open_files(paths: Sequence[Path]) -> tuple[File, ...]:
 
 
 fork = command(
-    control.fork,
+    forks.fork,
     """Create a session from the messages of another one, up to one of its events.
 
     `halter show SESSION --events` numbers the events. The new session has its own budget. Spending, approvals and

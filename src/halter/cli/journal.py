@@ -173,7 +173,6 @@ def accept(
     """
 
     async def job(app: Runtime) -> int | None:
-        from halter.operations import control
 
         require_person(app, "accept a store with missing events")
         if app.older_copy is None:
@@ -182,7 +181,7 @@ def accept(
             warn(app.older_copy.describe_missing())
             if not confirm("Continue without these events? This cannot be undone."):
                 fail("Nothing was accepted.", EXIT_FAILED)
-        older_copy = await control.accept(make_desk(app), reason)
+        older_copy = await journal.accept(make_desk(app), reason)
         if app.checkpointer.problem:
             warn(app.checkpointer.problem)
         return older_copy.events

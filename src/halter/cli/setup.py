@@ -31,7 +31,7 @@ from halter.core.ids import can_decide
 from halter.core.text import join_names
 from halter.core.usage import ModelName
 from halter.journal.open import mask_url
-from halter.operations.health import Check, CheckStatus, fail_check
+from halter.operations.doctor.check import Check, CheckStatus, fail_check
 from halter.runtime.runtime import PriceSource, open_runtime
 from halter.settings import Settings
 
@@ -220,10 +220,10 @@ async def _collect_checks(settings: Settings, agents: Sequence[Path], is_unused:
 
 
 async def _run_checks(settings: Settings, agents: Sequence[Path], is_unused: bool) -> AsyncGenerator[Check]:
-    from halter.operations import health
-    from halter.operations.health import check_agent
+    from halter.operations.doctor import machine
+    from halter.operations.doctor.agent_folder import check_agent
 
-    yield health.check_program()
+    yield machine.check_program()
     prices = PriceSource()
     checks, fleet = (
         ([Check(STORE, "ok", describe_never_used(settings.store))], None)
@@ -232,22 +232,22 @@ async def _run_checks(settings: Settings, agents: Sequence[Path], is_unused: boo
     )
     for check in checks:
         yield check
-    yield health.check_fleet_file(settings)
+    yield machine.check_fleet_file(settings)
     for folder in agents:
         async for check in check_agent(folder, settings, os.environ, fleet, prices.tables):
             yield check
-    yield health.check_prices(SystemClock().now(), prices.read())
-    yield await health.check_sandbox()
-    yield await health.check_port()
-    if (tokens := health.check_tokens(settings)) is not None:
+    yield machine.check_prices(SystemClock().now(), prices.read())
+    yield await machine.check_sandbox()
+    yield await machine.check_port()
+    if (tokens := machine.check_tokens(settings)) is not None:
         yield tokens
-    yield health.check_postgresql()
+    yield machine.check_postgresql()
 
 
 async def _store(settings: Settings, prices: PriceSource) -> "tuple[list[Check], FleetConfig | None]":
     """Check the store, if it can be opened, and read its policy and prices; a missing one is not created."""
     from halter.channels.serve import check_channels, connect_directly
-    from halter.operations.health import check_store, read_local_policy
+    from halter.operations.doctor.store import check_store, read_local_policy
     from halter.server.oidc import check_sign_on
 
     try:

@@ -59,7 +59,7 @@ from halter.dashboard.widgets import (
     set_meter,
     set_spark,
 )
-from halter.operations import agents, control, fleet, queries
+from halter.operations import agents, control, fleet, messages, queries
 from halter.operations.backtest import backtest_policy
 from halter.operations.definition import AgentDefinition, read_definition
 from halter.operations.queries import AgentLine, FactView
@@ -211,7 +211,7 @@ def ask_to_start(page: OpenPage, agent: str) -> None:
 
 def _ask_message(page: OpenPage, line: AgentLine) -> None:
     async def do(values: FormValues) -> str:
-        await control.send_message(page.actor, line.session, values["text"])
+        await messages.send_message(page.actor, line.session, values["text"])
         return f"{line.session}: message sent; it wakes."
 
     text = FormField("text", "Message", "", "text")

@@ -60,20 +60,14 @@ from halter.dashboard.widgets import (
     split_arguments,
 )
 from halter.guard.approvals import PendingDecision
-from halter.operations import artifacts, control, decisions, money, queries
+from halter.operations import artifacts, decisions, messages, money, queries
 from halter.operations.artifacts import Artifact
-from halter.operations.decisions import (
-    SAME,
-    ApprovalTerms,
-    DecisionPrompt,
-    ShownDecision,
-    list_rule_offers,
-    render_prompt,
-    waiting,
-)
+from halter.operations.decisions import ApprovalTerms, ShownDecision, waiting
 from halter.operations.fleet import retry_item
 from halter.operations.queries import AgentLine
 from halter.operations.report import AnswersAlike, EndsAlike, NightSummary
+from halter.operations.rules import SAME, list_rule_offers
+from halter.present.decisions import DecisionPrompt, render_prompt
 from halter.present.events import format_moment
 from halter.runtime.needs import Need
 
@@ -463,7 +457,7 @@ def list_need_pages(need: Need) -> list[tuple[str, str]]:
 
 def _ask_answer(page: OpenPage, need: Need) -> None:
     async def do(values: FormValues) -> str:
-        return (await control.send_message(page.actor, need.session, values["text"])).sentence
+        return (await messages.send_message(page.actor, need.session, values["text"])).sentence
 
     text = FormField("text", "Your answer", "", "text")
     open_dialog(page, f"Answer {need.agent}?", need.sentence, (text,), "Answer", do)

@@ -84,7 +84,7 @@ from halter.dashboard.widgets import (
     set_spark,
 )
 from halter.guard.approvals import PendingDecision
-from halter.operations import control, queries
+from halter.operations import control, messages, queries
 from halter.operations.decisions import group_calls, waiting
 from halter.operations.queries import FactView, HotStateShown, WorkDone
 from halter.present.events import describe_event, format_hour, format_relative_moment
@@ -527,7 +527,7 @@ def _build_actions(page: OpenPage, row: SessionRow) -> Element:
 
 def _message(page: OpenPage, row: SessionRow) -> None:
     async def do(values: FormValues) -> str:
-        await control.send_message(page.actor, row.session, values["text"])
+        await messages.send_message(page.actor, row.session, values["text"])
         return f"{row.session}: message sent; it wakes."
 
     text = FormField("text", "Message", "", "text")

@@ -54,7 +54,8 @@ from halter.journal.checkpoints import Checkpointer
 from halter.journal.sqlite import LEASE_DURATION
 from halter.runtime.feed import read_stream_heads
 from halter.runtime.runtime import Runtime, use_local_policy
-from halter.runtime.supervisor import Supervisor, turn_off
+from halter.runtime.supervisor import Supervisor
+from halter.runtime.switches import turn_off
 from halter.settings import Settings
 from halter.testing.world import VIRTUAL_START, World, quiet_mode
 

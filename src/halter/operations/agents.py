@@ -8,16 +8,20 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
+from halter.config.agent_files import read_agent
+from halter.config.resolve import resolve_agent
 from halter.core.errors import NotDone
 from halter.core.events import TurnEnded
 from halter.core.ids import SessionId, make_worker_id, session_stream
-from halter.operations import artifacts
+from halter.dispatch.heartbeat import renew_leases
+from halter.front_door import route
+from halter.front_door.route import RoutingDecision
 from halter.operations.actor import (
     Actor,
     Agent,
@@ -31,13 +35,21 @@ from halter.operations.actor import (
     fail_conflict,
     fail_invalid,
 )
-from halter.operations.artifacts import ArtifactName, ArtifactSettled, resolve_artifact
+from halter.operations.artifacts import ArtifactName, ArtifactSettled, promote_into, resolve_artifact
 from halter.operations.queries import read_all_events
-from halter.runtime.runtime import Runtime
-
-if TYPE_CHECKING:
-    from halter.front_door.route import RoutingDecision
-    from halter.runtime.agent_context import AgentContext
+from halter.runtime.agent_context import AgentContext, models_of
+from halter.runtime.assembly.assembled_agent import assemble_agent
+from halter.runtime.message_router import (
+    ForwardedMessage,
+    build_surroundings,
+    declares_tools,
+    handle_message,
+    send_message,
+)
+from halter.runtime.runtime import Runtime, read_local_fleet, resolve_effective_policy
+from halter.runtime.session_runner import attend_session
+from halter.runtime.session_start import reopen_agent_session
+from halter.runtime.trigger_runner import attend_run_here, run_now
 
 T = TypeVar("T")
 Message = Annotated[Words, Meta(min_length=1, description="The message.")]
@@ -68,12 +80,8 @@ class MessageSent(Done, frozen=True):
 
 
 @asynccontextmanager
-async def speaking_with(app: Runtime, folder: Path, report: Callable[[str], None]) -> "AsyncGenerator[AgentContext]":
+async def speaking_with(app: Runtime, folder: Path, report: Callable[[str], None]) -> AsyncGenerator[AgentContext]:
     """Assemble an agent for a conversation. `report` receives what it waits for, and which parts were left out."""
-    from halter.dispatch.heartbeat import renew_leases
-    from halter.runtime.agent_context import AgentContext, models_of
-    from halter.runtime.assembly.assembled_agent import assemble_agent
-
     worker = make_worker_id("talk", app.ids)
     async with (
         assemble_agent(app, folder, report=report) as agent,
@@ -98,7 +106,7 @@ def folder_of(actor: Actor, agent: str) -> Path:
 async def _start(
     actor: Actor,
     agent: str,
-    begin: "Callable[[AgentContext, Path], Awaitable[tuple[MessageSent, Callable[[], Awaitable[Any]]]]]",
+    begin: Callable[[AgentContext, Path], Awaitable[tuple[MessageSent, Callable[[], Awaitable[Any]]]]],
 ) -> MessageSent:
     """Start background work with an agent; return as soon as it has started."""
     folder, agents = folder_of(actor, agent), actor.agents
@@ -135,11 +143,7 @@ async def give_message(
         fail_invalid("The message is empty. Send the agent a task.")
     uses_front_door = front_door and not actor.principal.agents
 
-    async def begin(context: "AgentContext", _: Path) -> tuple[MessageSent, Callable[[], Awaitable[Any]]]:
-        from halter.runtime.message_router import ForwardedMessage, handle_message, send_message
-        from halter.runtime.session_runner import attend_session
-        from halter.runtime.session_start import reopen_agent_session
-
+    async def begin(context: AgentContext, _: Path) -> tuple[MessageSent, Callable[[], Awaitable[Any]]]:
         if existing_session:
             await reopen_agent_session(context, existing_session)
         name, route = SessionId(existing_session or actor.app.ids.make()), None
@@ -177,9 +181,7 @@ async def run_trigger(actor: Actor, agent: Agent, name: TriggerName) -> MessageS
     """Run a trigger now, exactly as if it had fired."""
     actor.require_person("operator", "run a trigger manually")
 
-    async def begin(context: "AgentContext", folder: Path) -> tuple[MessageSent, Callable[[], Awaitable[Any]]]:
-        from halter.runtime.trigger_runner import attend_run_here, run_now
-
+    async def begin(context: AgentContext, folder: Path) -> tuple[MessageSent, Callable[[], Awaitable[Any]]]:
         session = await run_now(context, folder, name, None)
         message_result = MessageSent(session, f"{agent}/{name} runs in session {session}.", answered=False)
         return message_result, lambda: attend_run_here(context, folder, session)
@@ -189,22 +191,18 @@ async def run_trigger(actor: Actor, agent: Agent, name: TriggerName) -> MessageS
 
 async def route_message(actor: Actor, agent: Agent, text: Message) -> Route:
     """Show which route a message to an agent would take, and why. Nothing is executed."""
-    from halter.config.agent_files import read_agent
-    from halter.config.resolve import resolve_agent
-    from halter.front_door.route import route_message
-    from halter.runtime.message_router import build_surroundings, declares_tools
-    from halter.runtime.runtime import read_local_fleet, resolve_effective_policy
-
     app, folder = actor.app, folder_of(actor, agent)
     fleet = (await resolve_effective_policy(app.store, read_local_fleet(app.settings))).fleet
     resolved_agent = resolve_agent(fleet, read_agent(folder), folder)
     has_tools = declares_tools(resolved_agent, folder)
     return _route(
-        route_message(text, await build_surroundings(resolved_agent, app.store, app.clock.now(), has_tools=has_tools))
+        route.route_message(
+            text, await build_surroundings(resolved_agent, app.store, app.clock.now(), has_tools=has_tools)
+        )
     )
 
 
-def _route(route: "RoutingDecision") -> Route:
+def _route(route: RoutingDecision) -> Route:
     return Route(route.route, route.strategy, route.why)
 
 
@@ -218,11 +216,3 @@ async def promote(
     if not confirmed:
         fail_invalid(f"All sessions of {artifact.agent} would read it. Confirm with `confirmed: true`.")
     return await promote_into(actor, artifact, folder, reason)
-
-
-async def promote_into(actor: Actor, artifact: artifacts.Artifact, folder: Path, reason: str) -> ArtifactSettled:
-    """Add a proposal to the AGENTS.md of a folder, and settle it."""
-    artifacts.write_context(folder, artifacts.render_context_file(folder, artifact))
-    await artifacts.settle_artifact(actor.app, artifact, "promoted", reason, by=actor.principal.name)
-    sentence = f"Added {artifact.id} to {folder}/AGENTS.md. Every session of the agent reads it."
-    return ArtifactSettled(artifact.id, sentence, "promoted")

@@ -97,7 +97,7 @@ async def read_proposals(store: Store) -> Sequence[Artifact]:
     return sorted(artifacts, key=lambda artifact: (-artifact.at, artifact.id))
 
 
-def _artifact(row: "_Memory | _Precedent | _Finding", **facts: Any) -> Artifact:
+def _artifact(row: _Memory | _Precedent | _Finding, **facts: Any) -> Artifact:
     return Artifact(agent=row.agent, session=row.session, status=row.status, by=row.by, **facts)
 
 
@@ -260,3 +260,11 @@ async def settle_proposal(
 ) -> ArtifactSettled:
     """Accept or dismiss a proposal."""
     return await settle(actor, proposal, status, "proposals", reason)
+
+
+async def promote_into(actor: Actor, artifact: Artifact, folder: Path, reason: str) -> ArtifactSettled:
+    """Add a proposal to the AGENTS.md of a folder, and settle it."""
+    write_context(folder, render_context_file(folder, artifact))
+    await settle_artifact(actor.app, artifact, "promoted", reason, by=actor.principal.name)
+    sentence = f"Added {artifact.id} to {folder}/AGENTS.md. Every session of the agent reads it."
+    return ArtifactSettled(artifact.id, sentence, "promoted")

@@ -1,4 +1,4 @@
-"""Control of agents and sessions: halt, resume, cancel, switch on or off, message, fork; accept an older store."""
+"""Control of agents and sessions: halt, resume, cancel, switch on or off."""
 
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Final, Literal, NoReturn
@@ -7,21 +7,16 @@ import msgspec
 from msgspec import Meta
 
 from halter.core.clock import SECOND, format_duration, read_monotonic
-from halter.core.errors import ConfigError, LeaseLost, NotDone
+from halter.core.errors import LeaseLost, NotDone
 from halter.core.events import SessionParked
-from halter.core.ids import Digest, SessionId, make_worker_id
+from halter.core.ids import SessionId, make_worker_id
 from halter.core.money import format_micros
-from halter.core.ports import Draft, Lease, Query, offload_body
+from halter.core.ports import Lease, Query
 from halter.core.rows import AgentRow, HaltRow, SessionRow, TriggerRow, WorkerRow
-from halter.core.text import clean, encode_body, format_count, suggest_nearest
-from halter.core.tools import File
+from halter.core.text import clean, suggest_nearest
 from halter.dispatch.heartbeat import end_unowned_session
 from halter.guard import halts
-from halter.journal.open import OlderCopy
 from halter.operations.actor import (
-    CLEANED,
-    MAX_MESSAGE_CHARACTERS,
-    MAX_SAFE_INTEGER,
     Actor,
     Agent,
     Done,
@@ -29,17 +24,14 @@ from halter.operations.actor import (
     Scope,
     Seconds,
     Session,
-    Text,
     fail_conflict,
-    fail_invalid,
     readable,
     readable_scope,
 )
 from halter.operations.queries import list_recorded_agents
-from halter.redaction.redact import Redactor
-from halter.redaction.secrets import read_environment_secrets
-from halter.runtime.needs import describe_continuation, list_unhealthy, read_open_questions
-from halter.runtime.runtime import Runtime, accept_missing_events, find_continuity
+from halter.runtime.needs import list_unhealthy
+from halter.runtime.runtime import Runtime
+from halter.runtime.switches import turn_off, turn_on
 from halter.state import lifecycle
 from halter.state.session import InFlight
 
@@ -49,29 +41,6 @@ POLL_INTERVAL: Final = SECOND // 4
 """Polling interval while a cancel waits."""
 
 Switch = Annotated[bool, Meta(description="On or off.")]
-
-Files = Annotated[
-    tuple[File, ...],
-    Meta(
-        max_length=20,
-        description="Files that come with the message: `data` in base64, `media_type` as in `image/png`, and `name`.",
-    ),
-]
-
-ForkPoint = Annotated[
-    int,
-    Meta(
-        ge=1, le=MAX_SAFE_INTEGER, description="The last event to copy (default: the newest).", extra={"metavar": "SEQ"}
-    ),
-]
-FirstMessage = Annotated[
-    str,
-    Meta(
-        max_length=MAX_MESSAGE_CHARACTERS,
-        description="The first message to the new session.",
-        extra={CLEANED: True, "argument": True, "metavar": "MESSAGE"},
-    ),
-]
 
 CancelOutcome = Literal["ended", "in doubt", "under way"]
 
@@ -102,14 +71,6 @@ class SwitchResult(Done, frozen=True):
     on: bool
     known: bool
     stopped: Sequence[str] = ()
-
-
-class SessionForked(Done, frozen=True):
-    """A new session with the messages of another one, up to an event."""
-
-    session: str
-    at: int
-    messages: int
 
 
 class NamedSession(msgspec.Struct, frozen=True):
@@ -176,7 +137,6 @@ async def switch(actor: Actor, agent: Agent, *, on: Switch, reason: Reason = "")
     """Switch an agent on or off."""
     actor.require_person("operator", f"switch an agent {'on' if on else 'off'}")
     actor.require_agent(readable(agent, "agent name"))
-    from halter.runtime.supervisor import turn_off, turn_on
 
     is_known = agent in await list_known_agents(actor)
     if not is_known and not actor.short_ids:
@@ -258,97 +218,6 @@ async def _find_scope(actor: Actor, text: str) -> str:
     return reject_unknown_agent(scope_name, agents)
 
 
-async def send_message(actor: Actor, session: Session, text: Text, files: Files = ()) -> Done:
-    """Send a message to a session.
-
-    The session wakes and reads it in its next turn.
-    """
-    actor.require_person("operator", "send a message to a session")
-    row = await actor.session(session)
-    if row.ended_at is not None:
-        fail_conflict(
-            f"Session {row.session} has ended ({row.state}: {row.terminal_reason}). Start a new one with `halter chat`."
-        )
-    body, blob = await _store_text(actor, text)
-    continuation = await describe_continuation(actor.app.store, row.session, actor.app.clock.now())
-    event, drafts = lifecycle.make_message_event(actor.principal.name), await _draft_files(actor, files)
-    key = actor.app.ids.make()
-    await actor.app.store.commit(lifecycle.post_wake(row.session, key, event, body, blob, files=drafts))
-    return Done(row.session, f"Message sent to {row.session}. {continuation}")
-
-
-async def _draft_files(actor: Actor, files: Sequence[File]) -> tuple[Draft, ...]:
-    if not files:
-        return ()
-    from halter.runtime.document_index import draft_files, read_message_files
-
-    try:
-        message = await read_message_files(files)
-    except ConfigError as error:
-        fail_invalid(str(error))
-    return await draft_files(actor.app.store, message, _make_redactor(actor).redact)
-
-
-async def answer(actor: Actor, session: Session, text: Text, files: Files = ()) -> Done:
-    """Answer the question that a session asks."""
-    question = (await read_open_questions(actor.app.store)).get(session)
-    call = "" if question is None else question.call
-    return await answer_question(actor, session, call, text, actor.app.ids.make(), files)
-
-
-async def answer_question(
-    actor: Actor, session: str, call: str, text: str, key: str, files: Sequence[File] = ()
-) -> Done:
-    """Answer the question that a call of a session asked, but no later question. A key answers once."""
-    actor.require_person("operator", "answer a session")
-    row = await actor.session(session)
-    question = (await read_open_questions(actor.app.store)).get(row.session)
-    if question is None or question.call != call:
-        fail_conflict("This question was already answered or withdrawn.")
-    body, blob = await _store_text(actor, text)
-    continuation = await describe_continuation(actor.app.store, row.session, actor.app.clock.now())
-    drafts = await _draft_files(actor, files)
-    write = lifecycle.answer_question(row, key, actor.principal.name, body, blob, drafts)
-    if not (await actor.app.store.commit(write)).events:
-        fail_conflict("This question was already answered.")
-    return Done(row.session, f"Answer sent to {row.agent}, session {row.session}. {continuation}")
-
-
-async def _store_text(actor: Actor, text: str) -> tuple[bytes | None, Digest | None]:
-    if not text.strip() or len(text) > MAX_MESSAGE_CHARACTERS:
-        fail_invalid(f"A message needs 1 to {MAX_MESSAGE_CHARACTERS:,} characters.")
-    return await offload_body(actor.app.store, encode_body(_make_redactor(actor).redact(clean(text))))
-
-
-async def fork(actor: Actor, session: Session, at: ForkPoint | None = None, text: FirstMessage = "") -> SessionForked:
-    """Create a session from the messages of another one, up to one of its events.
-
-    It has its own budget. Spending, approvals and grants are not inherited; untrusted content stays marked.
-    """
-    actor.require_person("operator", "fork a session")
-    row = await actor.session(session)
-    from halter.runtime.session_start import begin_fork, read_fork
-
-    try:
-        source = await read_fork(actor.app.store, row, at)
-        new_session = await begin_fork(
-            actor.app, source, clean(text), actor.principal.name, _make_redactor(actor).redact
-        )
-    except ConfigError as error:
-        fail_conflict(str(error))
-    sentence = (
-        f"Created {new_session} from {row.session} at event {source.history.through} "
-        f"({format_count(len(source.messages), 'message')}). It has its own budget. "
-        f"Run it with: halter run FOLDER --resume {new_session}{actor.option}"
-    )
-    return SessionForked(new_session, sentence, row.session, source.history.through, len(source.messages))
-
-
-def _make_redactor(actor: Actor) -> Redactor:
-    secrets = read_environment_secrets(actor.app.environ)
-    return Redactor({name: secrets.value(name) for name in secrets.names()}, actor.app.environ)
-
-
 async def _end_or_wait(actor: Actor, session: SessionId, max_wait: int) -> tuple[CancelOutcome, str]:
     """End a session that has no owner; otherwise wait for the owner to end it."""
     app = actor.app
@@ -407,23 +276,3 @@ async def _has_run(actor: Actor, trigger: str) -> bool:
     if not actor.principal.can_see(trigger.partition("/")[0]):
         return False
     return bool(await actor.app.store.ask(Query("ran_as", NamedSession, {"agent": "", "trigger": trigger})))
-
-
-async def accept(actor: Actor, reason: str = "") -> OlderCopy:
-    """Accept a store that lacks events its checkpoints know.
-
-    The journal and the checkpoints record who accepted it and what is missing.
-    """
-    app, doubt = actor.app, actor.app.older_copy
-    actor.require_person("admin", "accept a store with missing events")
-    actor.require_all_agents("accept a store with missing events")
-    if doubt is None:
-        fail_conflict("The store has every event that its checkpoints know: there is nothing to accept.")
-    commit_result = await app.store.commit(accept_missing_events(doubt, app.ids.make(), actor.principal.name, reason))
-    # A store in doubt is opened without an observer, so that no checkpoint confirms it: checkpoints start here.
-    app.checkpointer.accept(doubt.matching_seq_by_stream)
-    app.checkpointer.on_commit(commit_result.events)
-    continuity = find_continuity(app.settings)
-    if continuity is not None:
-        continuity.remember(app.checkpointer.store_id)
-    return doubt

@@ -1,16 +1,8 @@
-"""Open decisions and standing rules: how each kind is shown to a person, and what an answer does.
-
-A rule is made from the call that is shown. It requires every argument exactly as shown, except where the person gives
-another condition for it, one per line.
-"""
+"""Open decisions: which wait for a person, and what an answer does."""
 
 import json
-import re
-import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from posixpath import dirname
-from typing import Annotated, Any, Final, NamedTuple, get_args
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -20,64 +12,28 @@ from halter.core.errors import NotDone
 from halter.core.events import ApprovalGiven
 from halter.core.money import Account, format_exact_micros
 from halter.core.ports import BLOB_THRESHOLD, Query, Write
-from halter.core.rows import DecisionRow, RuleRow
-from halter.core.text import decode_body, shorten, to_one_line
-from halter.core.tools import ToolSpec, Valid
+from halter.core.rows import DecisionRow
+from halter.core.text import decode_body
 from halter.core.vocabulary import RuleScope
 from halter.guard import approvals
 from halter.guard.approvals import (
-    STAR,
-    AnyCondition,
-    ArgvCondition,
-    Condition,
-    EachArgument,
-    EqualsCondition,
-    FolderCondition,
-    HostCondition,
-    LegacyFolder,
-    LegacyHost,
-    LegacyWords,
     PendingDecision,
-    RuleMatcher,
-    RuleWording,
-    SameArguments,
-    StandingRule,
-    UnreadableRule,
-    end_rule,
-    escape_wildcards,
-    find_host,
     list_pending_decisions,
-    make_equals_condition,
-    matches_rule,
-    matches_word,
-    parse_argv,
 )
-from halter.guard.guard import REDACTION_MARK
 from halter.guard.judge import are_two_people
-from halter.operations.actor import Actor, Dollars, Done, Name, Reason, Session, Words, fail_conflict, fail_invalid
+from halter.operations.actor import Actor, Dollars, Name, Reason, Session, Words, fail_conflict, fail_invalid
 from halter.operations.money import amount_of, reject_beyond_carved, reject_no_raise
 from halter.operations.queries import AgentNews, read_needs, read_notices
+from halter.operations.rules import RuleOffer, list_rule_offers, rule_for
+from halter.present.decisions import describe_matcher
 from halter.redaction.redact import Redactor
 from halter.redaction.secrets import read_environment_secrets
-from halter.risk.interpreters import is_interpreter
-from halter.risk.program_names import PRIVILEGE_RAISERS, SHELLS, program_of
-from halter.risk.wrappers import WRAPPER_NAMES
 from halter.runtime.needs import Need, describe_continuation, make_decision_need
 
 DecisionName = Annotated[
     Name,
     Meta(description="Decision id.", extra={"typed": "Decision id or prefix, from halter inbox."}),
 ]
-
-
-class DecisionPrompt(msgspec.Struct, frozen=True):
-    """A decision as a person sees it: the question, the model's reason, the call, and the effects of a yes and a no."""
-
-    what: str
-    why: str
-    details: str
-    yes: str
-    no: str
 
 
 async def waiting(actor: Actor) -> list[PendingDecision]:
@@ -106,49 +62,7 @@ async def get_open_decision(actor: Actor, decision: str) -> PendingDecision:
     return actor.resolve(pending_decisions, decision, "open decision", "halter inbox")
 
 
-def render_prompt(decision: PendingDecision) -> DecisionPrompt:
-    need = make_decision_need(decision)
-    return DecisionPrompt(need.sentence, need.why, need.shown, *_describe_answers(decision.about))
-
-
-def _describe_answers(kind: str) -> tuple[str, str]:
-    """Describe the effects of a yes and a no."""
-    match kind:
-        case "unknown_call":
-            return "The call was made; it is not repeated", "The call was not made; it is retried"
-        case "cap_raise":
-            return "Set a higher cap, in dollars", "The session ends"
-        case "changed_tool":
-            return "The tool may be used in this version", "The tool stays disabled"
-        case "changed_server":
-            return "These tools may be used in this version", "These tools stay disabled"
-        case "schedule":
-            return "The trigger is created as shown", "No trigger is created"
-        case "proposal":
-            return "It is saved for future sessions", "It is dismissed"
-        case _:
-            return "Exactly this call runs, once", "It does not run"
-
-
-SCOPES: Final[tuple[RuleScope, ...]] = get_args(RuleScope)
-SAME: Final = "same"
-MATCH_FORMS: Final = "same, words:KEY=WORDS, under:KEY=FOLDER, at:KEY=HOST or any:KEY"
-_PATH_ARGUMENTS: Final = ("path", "file", "folder")
-_MAX_CONDITIONS: Final = 50
 MAX_GROUP_CALLS: Final = 100
-_PLAIN_WORD: Final = re.compile(r"[\w@%+=:,./*-]+")
-
-
-class RuleOffer(msgspec.Struct, frozen=True):
-    """A rule that a person may choose: its `--match` text, and a sentence that states it in full."""
-
-    match: str
-    sentence: str
-
-
-class RuleOffers(NamedTuple):
-    decision: str
-    offers: Sequence[RuleOffer]
 
 
 class OpenInbox(NamedTuple):
@@ -164,127 +78,6 @@ class OpenInbox(NamedTuple):
     option: str = ""
 
 
-def rule_for(decision: PendingDecision, rule: str, match: str, scope: str, duration: int) -> RuleWording:
-    """Parse a rule; reject one that does not match the call of the decision."""
-    if decision.risk == "CRITICAL":
-        fail_conflict("Calls of CRITICAL risk always need approval. Approve it without --always.")
-    if duration <= 0:
-        fail_invalid("A rule needs a positive duration, such as --for 7d.")
-    keys = msgspec.json.decode(decision.keys or "[]", type=tuple[str, ...])
-    matcher = _matcher(decision, match, keys)
-    return RuleWording(id=rule, matcher=matcher, keys=keys, scope=_scope(scope), expires_in=duration)
-
-
-def _scope(scope: str) -> RuleScope:
-    if scope not in SCOPES:
-        fail_invalid(f"Unknown rule scope {scope!r}. Use {', '.join(SCOPES[:-1])} or {SCOPES[-1]}.")
-    return scope
-
-
-def _matcher(decision: PendingDecision, match: str, keys: tuple[str, ...]) -> RuleMatcher:
-    lines = [line.strip() for line in match.splitlines() if line.strip()]
-    if lines == [SAME]:
-        return SameArguments(decision.same)
-    if not lines or len(lines) > _MAX_CONDITIONS:
-        fail_invalid(f"Invalid match {_parse_typed(match)!r}. Use {MATCH_FORMS}.")
-    condition_by_key: dict[str, Condition] = {}
-    for line in lines:
-        condition = _condition(decision, line, keys)
-        if condition.key in condition_by_key:
-            fail_invalid(f"{condition.key} appears twice; give one condition per argument.")
-        condition_by_key[condition.key] = condition
-    values = _parse_displayed_arguments(decision)
-    matcher = EachArgument(
-        tuple(condition_by_key.get(key) or _make_equals_condition(key, value) for key, value in values.items())
-    )
-    _require_match(decision, matcher, keys, match)
-    return matcher
-
-
-def _make_equals_condition(key: str, value: Any) -> EqualsCondition:
-    condition = make_equals_condition(key, value)
-    if REDACTION_MARK in json.dumps(value, ensure_ascii=False):
-        fail_conflict(f"{key} contains a hidden value, so it cannot be matched exactly. Use same or any:{key}.")
-    return condition
-
-
-def _parse_typed(text: str) -> str:
-    return shorten(to_one_line(text), 200)
-
-
-def _condition(decision: PendingDecision, line: str, keys: tuple[str, ...]) -> Condition:
-    kind, _, argument = line.partition(":")
-    key, equals, value = argument.partition("=")
-    is_complete = not equals if kind == "any" else bool(equals and value.strip())
-    if kind not in {"words", "under", "at", "any"} or not is_complete:
-        fail_invalid(f"Invalid match {_parse_typed(line)!r}. Use {MATCH_FORMS}.")
-    if key not in keys:
-        fail_invalid(
-            f"This call of {decision.name} has no argument {key!r}. Its arguments: {', '.join(keys) or 'none'}."
-        )
-    match kind:
-        case "words":
-            return ArgvCondition(key, _split_words(value))
-        case "under":
-            return FolderCondition(key, value)
-        case "at":
-            return HostCondition(key, value)
-        case _:
-            return AnyCondition(key)
-
-
-def _split_words(value: str) -> tuple[str, ...]:
-    try:
-        argv = tuple(shlex.split(value))
-    except ValueError as error:
-        fail_invalid(f"{value!r} is not a valid command line ({error}).")
-    if argv and STAR in argv[0]:
-        fail_invalid(f"{argv[0]!r} is the program and cannot contain a wildcard.")
-    return argv
-
-
-def _require_match(decision: PendingDecision, matcher: RuleMatcher, keys: tuple[str, ...], match: str) -> None:
-    """Require that a rule matches the call of the decision, as it was shown."""
-    values = _parse_displayed_arguments(decision)
-    rule = StandingRule(
-        id="", tool=decision.name, matcher=matcher, keys=keys, scope="fleet", by="", made_at=0, expires_at=1
-    )
-    spec = ToolSpec(name=decision.name, description="", schema=b"")
-    if not matches_rule(rule, spec, Valid(values, json.dumps(values).encode()), "", "", 0):
-        fail_invalid(f"{_parse_typed(match)!r} does not match the call itself. See the call in `halter inbox`.")
-
-
-def _parse_displayed_arguments(decision: PendingDecision) -> dict[str, Any]:
-    try:
-        return json.JSONDecoder().raw_decode(decision.display_text.removeprefix(f"{decision.name} "))[0]
-    except (ValueError, RecursionError):
-        fail_conflict("The arguments were erased, so a rule cannot be tested. Use `--match same`.")
-
-
-def list_rule_offers(decision: PendingDecision) -> Sequence[RuleOffer]:
-    """List the rules that a person may choose for a call, the narrowest first."""
-    if decision.about != "approval" or decision.risk == "CRITICAL" or decision.approvers > 1:
-        return ()
-    keys = msgspec.json.decode(decision.keys or "[]", type=tuple[str, ...])
-    offers = [RuleOffer(SAME, describe_matcher(SameArguments("")))]
-    if decision.risk == "HIGH":
-        return offers
-    with suppress(NotDone):
-        # Hidden, erased or unreadable arguments allow only the rule `same`.
-        wider_matches = [*_list_content_offers(decision, keys), *_wider(_parse_displayed_arguments(decision))]
-        offers += [RuleOffer(match, describe_matcher(_matcher(decision, match, keys))) for match in wider_matches]
-    return offers
-
-
-def _list_content_offers(decision: PendingDecision, keys: Sequence[str]) -> Iterator[str]:
-    """Offer, for a decision of the provenance check, any content with all other arguments exactly as shown."""
-    flaws = decision.read_facts().flaws
-    contents = {flaw.argument for flaw in flaws if flaw.reason == "content"}
-    content_keys = [key for key in keys if key in contents and "=" not in key and key.isprintable()]
-    if content_keys and len(content_keys) < len(keys):
-        yield "\n".join(f"any:{key}" for key in content_keys)
-
-
 Check = Annotated[bool, Meta(description="Exit 1 if anything needs you.")]
 
 
@@ -293,12 +86,6 @@ async def read_inbox(actor: Actor, *, check: Check = False) -> OpenInbox:
     other_needs = [need for need in await read_needs(actor) if not need.decision]
     notices = await read_notices(actor, actor.app.clock.now() - DAY)
     return OpenInbox(await waiting(actor), other_needs, notices, check, actor.option)
-
-
-async def offer_rules(actor: Actor, decision: DecisionName) -> RuleOffers:
-    """List the standing rules that an approval of a decision can make."""
-    open_decision = await get_open_decision(actor, decision)
-    return RuleOffers(open_decision.decision, list_rule_offers(open_decision))
 
 
 async def open_decisions(actor: Actor) -> Sequence[dict[str, Any]]:
@@ -314,72 +101,6 @@ def to_json_object(decision: PendingDecision) -> dict[str, object]:
     need = make_decision_need(decision)
     texts = {"kind": need.kind, "sentence": need.sentence, "why": need.why, "commands": need.commands}
     return {**facts, **texts, "rules": [msgspec.structs.asdict(each) for each in list_rule_offers(decision)]}
-
-
-def _wider(values: dict[str, Any]) -> Iterator[str]:
-    for key, value in values.items():
-        if "=" in key or not key.isprintable():
-            continue
-        argv = parse_argv(value) if isinstance(value, list) or key == "command" else None
-        if argv is not None and (pattern := _generalise_last_word(argv)):
-            yield f"words:{key}={' '.join(map(_quote_word, pattern))}"
-        if isinstance(value, str) and "://" in value and (host := find_host(value)):
-            yield f"at:{key}={host}"
-        elif isinstance(value, str) and key in _PATH_ARGUMENTS and (folder := dirname(value)) and value.isprintable():
-            other_conditions = [
-                f"any:{other}" for other, text in values.items() if other == "content" and isinstance(text, str)
-            ]
-            yield "\n".join([f"under:{key}={folder}", *other_conditions])
-
-
-def _generalise_last_word(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """Replace the last word of a command by a wildcard, if the program runs no code from its operands."""
-    program = program_of(argv[0])
-    runs_code = program in SHELLS | PRIVILEGE_RAISERS | WRAPPER_NAMES or is_interpreter(program)
-    if len(argv) == 1 or runs_code or not matches_word(STAR, argv[-1]):
-        return ()
-    return (*map(escape_wildcards, argv[:-1]), STAR)
-
-
-def describe_matcher(matcher: RuleMatcher) -> str:
-    match matcher:
-        case SameArguments():
-            return "with exactly the same arguments"
-        case EachArgument(conditions):
-            return f"where {'; '.join(map(_describe_condition, conditions))}"
-        case LegacyWords(key, argv):
-            return f"where {key} is exactly {shlex.join(argv)}, alone ({EARLIER_VERSION})"
-        case LegacyFolder(key, folder):
-            return f"where {key} is in {folder}, alone ({EARLIER_VERSION})"
-        case LegacyHost(key, host):
-            return f"where {key} is at host {host}, alone ({EARLIER_VERSION})"
-        case UnreadableRule():
-            return "by conditions that this version cannot read, so it matches no call"
-
-
-EARLIER_VERSION: Final = (
-    "a rule of an earlier version, which matches only calls without other arguments; end it and make a new one"
-)
-
-
-def _describe_condition(condition: Condition) -> str:
-    match condition:
-        case EqualsCondition(key, _, literal):
-            return f"{key} is exactly {literal}"
-        case ArgvCondition(key, argv):
-            wild = " (* matches part of one word, never an option)" if any(STAR in word for word in argv) else ""
-            return f"{key} is {' '.join(map(_quote_word, argv))}{wild}"
-        case FolderCondition(key, folder):
-            return f"{key} is in {folder}"
-        case HostCondition(key, host):
-            return f"{key} is at host {host}"
-        case AnyCondition(key):
-            return f"{key} is anything"
-
-
-def _quote_word(word: str) -> str:
-    """Quote a word of a command, but not a wildcard."""
-    return word if _PLAIN_WORD.fullmatch(word) else shlex.quote(word)
 
 
 class ApprovalTerms(msgspec.Struct, frozen=True, kw_only=True):
@@ -678,32 +399,12 @@ async def _commit(actor: Actor, decision: PendingDecision, write: Write) -> bool
     return isinstance(events[0].event, ApprovalGiven)
 
 
-RuleName = Annotated[Name, Meta(description="Rule id.", extra={"typed": "Rule id or prefix, from halter rules."})]
+class RuleOffers(NamedTuple):
+    decision: str
+    offers: Sequence[RuleOffer]
 
 
-async def rules(actor: Actor) -> Sequence[RuleRow]:
-    """List standing rules, including ended ones.
-
-    A rule for every agent is shown to everyone.
-    """
-    rows = await actor.app.store.ask(Query("all_rules", RuleRow))
-    if not actor.principal.agents:
-        return rows
-    return [row for row in rows if row.scope == "fleet" or actor.principal.can_see(await _agent(actor, row))]
-
-
-async def _agent(actor: Actor, row: RuleRow) -> str:
-    return (await actor.agent_of(f"session:{row.owner}") or "") if row.scope == "session" else row.owner
-
-
-async def end(actor: Actor, rule: RuleName, reason: Reason = "") -> Done:
-    """End a standing rule. Matching calls need approval again."""
-    actor.require_person("operator", "end a rule")
-    row = actor.resolve([(row.rule, row) for row in await rules(actor)], rule, "rule", "halter rules")
-    if row.scope == "fleet":
-        actor.require_all_agents("end a rule for every agent")
-    if not (
-        await actor.app.store.commit(end_rule(row.rule, actor.principal.name, actor.app.ids.make(), reason))
-    ).events:
-        fail_conflict(f"Rule {row.rule} has already ended.")
-    return Done(row.rule, f"Ended rule {row.rule}. Calls of {row.tool} need approval again.")
+async def offer_rules(actor: Actor, decision: DecisionName) -> RuleOffers:
+    """List the standing rules that an approval of a decision can make."""
+    open_decision = await get_open_decision(actor, decision)
+    return RuleOffers(open_decision.decision, list_rule_offers(open_decision))

@@ -12,16 +12,24 @@ from halter.core.ports import Query
 from halter.core.rows import SessionRow
 from halter.journal import retention
 from halter.journal.checkpoints import public_key_path, read_public_keys
+from halter.journal.export import ExportLine, export_sessions
 from halter.journal.rebuild import IntegrityReport, rebuild_tables
 from halter.journal.retention import Erasure
 from halter.journal.verify import verify_store
 from halter.operations.actor import Actor, Confirmed, Name, Reason, Session, fail_invalid
+from halter.runtime.proof import encode_receipt
 from halter.runtime.runtime import Runtime
 from halter_agents import VERSION
 
 if TYPE_CHECKING:
     from halter.journal.engine import StoreView
-    from halter.journal.export import ExportLine
+
+
+from halter.journal.open import OlderCopy
+from halter.operations.actor import (
+    fail_conflict,
+)
+from halter.runtime.runtime import accept_missing_events, find_continuity
 
 Progress = Callable[[int, int], None]
 """A callback with the number of streams done, and of all streams."""
@@ -110,8 +118,25 @@ async def export(actor: Actor, session: Session, *, children: Children = False) 
         yield line
 
 
-def _lines(view: "StoreView", sessions: Sequence[str], now: int) -> "list[ExportLine]":
-    from halter.journal.export import export_sessions
-    from halter.runtime.proof import encode_receipt
-
+def _lines(view: "StoreView", sessions: Sequence[str], now: int) -> list[ExportLine]:
     return [line for line, _ in export_sessions(view, sessions, encode_receipt, version=VERSION, now=now)]
+
+
+async def accept(actor: Actor, reason: str = "") -> OlderCopy:
+    """Accept a store that lacks events its checkpoints know.
+
+    The journal and the checkpoints record who accepted it and what is missing.
+    """
+    app, doubt = actor.app, actor.app.older_copy
+    actor.require_person("admin", "accept a store with missing events")
+    actor.require_all_agents("accept a store with missing events")
+    if doubt is None:
+        fail_conflict("The store has every event that its checkpoints know: there is nothing to accept.")
+    commit_result = await app.store.commit(accept_missing_events(doubt, app.ids.make(), actor.principal.name, reason))
+    # A store in doubt is opened without an observer, so that no checkpoint confirms it: checkpoints start here.
+    app.checkpointer.accept(doubt.matching_seq_by_stream)
+    app.checkpointer.on_commit(commit_result.events)
+    continuity = find_continuity(app.settings)
+    if continuity is not None:
+        continuity.remember(app.checkpointer.store_id)
+    return doubt

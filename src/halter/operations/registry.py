@@ -17,9 +17,12 @@ from halter.operations import (
     control,
     decisions,
     fleet,
+    forks,
     journal,
+    messages,
     money,
     queries,
+    rules,
     status,
     top,
 )
@@ -90,7 +93,7 @@ READS: Final = (
     Operation(name="triggers", command="triggers list", path="/triggers", run=fleet.plans),
     Operation(name="findings", command="findings list", path="/findings", run=artifacts.findings),
     Operation(name="proposals", command="proposals list", path="/proposals", run=artifacts.proposals),
-    Operation(name="rules", command="rules", path="/rules", run=decisions.rules),
+    Operation(name="rules", command="rules", path="/rules", run=rules.rules),
     Operation(name="audit", command="audit", path="/audit", run=queries.audit_page, takes=queries.AuditPage),
     Operation(
         name="export-audit",
@@ -122,9 +125,9 @@ WRITES: Final = (
     _write("halt", "/halts", control.halt, "approver", "halt"),
     _write("resume", "/halts/resume", control.resume, "operator", "resume"),
     _write("cancel", "/sessions/{session}/cancel", control.cancel, "operator", "cancel"),
-    _write("tell", "/sessions/{session}/messages", control.send_message, "operator", "tell"),
-    _write("answer", "/sessions/{session}/answer", control.answer, "operator", "tell"),
-    _write("fork", "/sessions/{session}/fork", control.fork, "operator", "fork"),
+    _write("tell", "/sessions/{session}/messages", messages.send_message, "operator", "tell"),
+    _write("answer", "/sessions/{session}/answer", messages.answer, "operator", "tell"),
+    _write("fork", "/sessions/{session}/fork", forks.fork, "operator", "fork"),
     _write("switch", "/agents/{agent}/switch", control.switch, "operator", "on"),
     _write("set-cap", "/budgets/cap", money.set_cap, "operator", "budget raise"),
     _write("retry", "/triggers/{agent}/{name}/retry", fleet.retry_item, "operator", "triggers retry"),
@@ -133,7 +136,7 @@ WRITES: Final = (
     _write(
         "settle-proposal", "/proposals/{proposal}/settle", artifacts.settle_proposal, "approver", "proposals accept"
     ),
-    _write("end-rule", "/rules/{rule}/end", decisions.end, "operator", "rules end"),
+    _write("end-rule", "/rules/{rule}/end", rules.end, "operator", "rules end"),
 )
 
 FLEET_WIDE: Final = (

@@ -26,7 +26,7 @@ from halter.core.ids import normalize_person
 from halter.core.rows import SessionRow
 from halter.core.tools import File
 from halter.external.loop_thread import Blocking
-from halter.operations import control, decisions, money, queries
+from halter.operations import control, decisions, messages, money, queries
 from halter.operations.actor import Actor, Done, Principal
 from halter.operations.control import HaltDone, ResumeResult
 from halter.operations.decisions import DecisionResult
@@ -102,7 +102,7 @@ class StoreAccess:
 
     async def answer(self, session: str, text: str, *, by: str, files: Sequence[File] = ()) -> Done:
         """Answer the question that a session asks. `files` come with the answer."""
-        return await control.answer(self._actor(by), session, text, tuple(files))
+        return await messages.answer(self._actor(by), session, text, tuple(files))
 
     async def halt(self, scope: str, *, by: str, reason: str = "") -> HaltDone:
         """Halt a scope: `fleet`, an agent's name, a session's id, `agent:NAME`, `trigger:NAME` or `session:ID`."""

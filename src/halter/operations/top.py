@@ -12,6 +12,7 @@ from halter.core.vocabulary import ShownState
 from halter.operations import control, decisions, fleet, money, queries
 from halter.operations.actor import Actor, Limit, Name
 from halter.operations.status import FleetStatus, read_status
+from halter.present.decisions import render_prompt
 from halter.present.events import StyledLine, format_hour, summarize_event
 from halter.runtime.budgets import Budget
 from halter.runtime.needs import Need
@@ -119,7 +120,7 @@ def _list_inbox(needs: Sequence[Need], waiting: Sequence[decisions.PendingDecisi
     for need in needs:
         decision = decision_by_id.get(need.decision)
         if decision is not None:
-            prompt = decisions.render_prompt(decision)
+            prompt = render_prompt(decision)
             yield QueuedNeed(need, decision.digest, prompt.yes, prompt.no)
         elif not need.decision:
             yield QueuedNeed(need)

@@ -9,13 +9,14 @@ from halter.core.events.tasks import describe_verdict
 from halter.core.money import ZERO_USD, format_unit_amount, format_usd
 from halter.core.rows import RuleRow, SessionRow
 from halter.core.text import describe_need_count, escape_hidden, format_count, to_one_line
+from halter.guard.approvals import PendingDecision, decode_rule
+from halter.present.decisions import describe_matcher, render_prompt
 from halter.present.events import describe_review, format_moment, format_relative_moment
 from halter.present.sheet import Facts, Listing, Sheet
 from halter.state.audit import AuditEntry, describe_starter
 
 if TYPE_CHECKING:
     from halter.config.policy import PolicyDifference
-    from halter.guard.approvals import PendingDecision
     from halter.operations.artifacts import Artifact
     from halter.operations.backtest import BacktestResult
     from halter.operations.decisions import OpenInbox, RuleOffers
@@ -196,14 +197,12 @@ def build_need_facts(need: "Need", option: str = "") -> list[tuple[str, str]]:
     return [*facts, *(("type", f"{command}{option}") for command in need.commands)]
 
 
-def build_decision_sheet(decision: "PendingDecision", now: int) -> Sheet:
+def build_decision_sheet(decision: PendingDecision, now: int) -> Sheet:
     """Build the sheet of a decision for a person who is being asked about it."""
     return [Facts("", [fact for fact in _decision(decision, now) if fact[0] not in ("yes", "no")])]
 
 
-def _decision(decision: "PendingDecision", now: int, option: str = "") -> list[tuple[str, str]]:
-    from halter.operations.decisions import render_prompt
-
+def _decision(decision: PendingDecision, now: int, option: str = "") -> list[tuple[str, str]]:
     prompt, options = render_prompt(decision), f" --cap AMOUNT{option}" if decision.about == "cap_raise" else option
     risk = f"{decision.level}, risk {decision.risk}" if decision.risk else decision.level
     waited_text, remaining = (
@@ -243,9 +242,6 @@ def build_rules_sheet(rows: Sequence[RuleRow], now: int) -> Sheet:
 
 
 def _rule(row: RuleRow, now: int) -> Facts:
-    from halter.guard.approvals import decode_rule
-    from halter.operations.decisions import describe_matcher
-
     if row.ended_at is not None:
         end_text = f"ended by {row.ended_by}, {format_moment(row.ended_at)}"
     elif now >= row.expires_at:

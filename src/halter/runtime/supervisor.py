@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -27,16 +27,14 @@ from halter.autonomy.upkeep import (
 from halter.config.sections import list_unwritten_fields
 from halter.core.clock import MINUTE, SECOND, format_duration, read_monotonic
 from halter.core.errors import ConfigError, LeaseLost
-from halter.core.events import WakePosted
 from halter.core.ids import FLEET, SessionId, make_worker_id
 from halter.core.messages import Model
 from halter.core.ports import ALL_STREAMS, Change, Lease, Query
-from halter.core.rows import NO_OWNER, AgentRow, OutageRow, SessionRow, TriggerRow, WorkerRow, explain_newer_format
+from halter.core.rows import NO_OWNER, AgentRow, SessionRow, TriggerRow, WorkerRow, explain_newer_format
 from halter.core.text import clean, shorten
-from halter.core.vocabulary import ProviderTrouble
 from halter.dispatch.dispatcher import RunningSessions
 from halter.dispatch.heartbeat import IdleLimits, renew_leases
-from halter.guard.halts import halt, read_halts, switch_off, switch_on
+from halter.guard.halts import halt, read_halts, switch_on
 from halter.loop.session_runtime import (
     raise_if_cancelled,
     run_together,
@@ -46,11 +44,11 @@ from halter.loop.session_runtime import (
 )
 from halter.runtime.agent_context import AgentContext, models_of
 from halter.runtime.assembly.assembled_agent import assemble_agent
-from halter.runtime.assembly.server_pins import withdraw_questions
 from halter.runtime.forecast import describe_spending_limits, forecast_spending
 from halter.runtime.notices import Notices, Outbox, make_senders
 from halter.runtime.runtime import Runtime, bind_policy, follow_prices, is_superseded
 from halter.runtime.session_start import find_exhausted_session
+from halter.runtime.switches import list_open_tasks, wake_troubled
 from halter.runtime.trigger_runner import AgentTriggers
 from halter.runtime.webhooks import WebhookReceiver, list_webhook_problems
 from halter.runtime.worker import (
@@ -440,42 +438,3 @@ class FleetRunner:
 
 def _is_from_person(change: Change) -> bool:
     return change.stream in (FLEET, ALL_STREAMS)
-
-
-async def turn_on(app: Runtime, agent: str, reason: str = "", by: str = "") -> None:
-    """Switch an agent on, and resume its sessions that were paused after failures or for being idle."""
-    store, by = app.patient(), by or app.settings.person
-    committed = await store.commit(switch_on(agent, by, app.ids.make(), reason))
-    if not committed.events:
-        raise ConfigError("Only a person can switch an agent on; this command runs inside an agent.")
-    for row in (*await _list_open_sessions(app, agent), *await list_open_tasks(app, agent)):
-        if row.state == "PAUSED":
-            await store.commit(lifecycle.post_message(row.session, app.ids.make(), b"", by))
-    await wake_troubled(app, agent, get_args(ProviderTrouble))
-
-
-async def wake_troubled(app: Runtime, agent: str, troubles: Sequence[str]) -> None:
-    """Wake the sessions of an agent that wait for their model, so that they retry now."""
-    for row in await app.patient().ask(Query("open_outages", OutageRow)):
-        if row.agent == agent and row.trouble in troubles:
-            event = WakePosted(cause="timer", origin="config", sender="halter")
-            await app.patient().commit(lifecycle.post_wake(row.session, app.ids.make(), event))
-
-
-async def turn_off(app: Runtime, agent: str, reason: str = "", by: str = "") -> Sequence[str]:
-    """Switch an agent off and stop its sessions; return the stopped sessions."""
-    sessions = [row.session for row in (*await _list_open_sessions(app, agent), *await list_open_tasks(app, agent))]
-    await app.store.commit(switch_off(agent, sessions, by or app.settings.person, app.ids.make(), reason))
-    await withdraw_questions(app, agent, f"{agent} was switched off; the question is asked again when it runs.")
-    return sessions
-
-
-async def list_open_tasks(app: Runtime, agent: str) -> Sequence[SessionRow]:
-    """List the open sessions of an agent that a trigger started."""
-    return await app.store.ask(Query("open_tasks", SessionRow, {"agent": agent}))
-
-
-async def _list_open_sessions(app: Runtime, agent: str) -> Sequence[SessionRow]:
-    params = {"agent": agent, "kind": "autonomous", "limit": 10}
-    rows = await app.store.ask(Query("sessions_of", SessionRow, params))
-    return [row for row in rows if row.ended_at is None]

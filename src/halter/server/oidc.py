@@ -24,7 +24,7 @@ from halter.core.ids import name_signed_on_person
 from halter.core.text import clean
 from halter.core.tools import substitute_secrets
 from halter.core.usage import is_encrypted_or_local
-from halter.operations.health import Check, combine_checks, fail_check, pass_check
+from halter.operations.doctor.check import Check, combine_checks, fail_check, pass_check
 from halter.redaction.secrets import read_environment_secrets
 from halter.runtime.runtime import Runtime, read_local_fleet
 from halter.server.auth import OIDC_CALLBACK, Allowed, AuthRejected, Token

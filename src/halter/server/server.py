@@ -18,7 +18,7 @@ from halter.core.text import to_one_line
 from halter.loop.session_runtime import run_together
 from halter.operations.actor import Principal
 from halter.operations.agent_folders import AgentFolders
-from halter.operations.health import check_readiness
+from halter.operations.doctor.store import check_readiness
 from halter.runtime.feed import Bus
 from halter.runtime.runtime import Runtime
 from halter.runtime.telemetry.metrics import MetricTable

@@ -197,9 +197,3 @@ def _pin_first(agent: str, specs: Sequence[ToolSpec]) -> Write:
 
     digest = sha256("\n".join(f"{spec.name} {spec.digest}" for spec in specs).encode()).hexdigest()
     return Write(FLEET, f"pin/{agent}/{digest[:32]}/first", pin, [(PinRow, agent, spec.name) for spec in specs])
-
-
-async def withdraw_questions(app: Runtime, agent: str, reason: str) -> None:
-    """Withdraw the open questions about an agent's servers. The agent is not loaded."""
-    for row in await app.store.ask(Query("waiting_about_servers", DecisionRow, {"agent": agent})):
-        await app.store.commit(withdraw_question(row.decision, reason))
