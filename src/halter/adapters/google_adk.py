@@ -175,7 +175,7 @@ async def _ask_guarded(model: Any, generate: Any, request: LlmRequest, *, stream
     run, raised_errors = _find_run(), []
 
     async def hold(emit: Emit) -> None:
-        async def ask(limit: int | None) -> ModelResult[None]:
+        async def ask(limit: int | None) -> ModelResult[Any]:
             try:
                 return await _pass_on(generate(_shorten(request, limit), stream=stream), emit)
             except Exception as error:
@@ -184,7 +184,10 @@ async def _ask_guarded(model: Any, generate: Any, request: LlmRequest, *, stream
 
         reject_unseen(_name_unseen_tools(request), run.terms.allow_native)
         limit = OutputLimit(request.config.max_output_tokens, run.terms.max_output_tokens)
-        await ask_model(run.session, _name_model(request.model or model.model), _render(request), ask, limit)
+        name = _name_model(request.model or model.model)
+        # ADK does not read on after an answer that ends its step: the request is settled before.
+        if (last := await ask_model(run.session, name, _render(request), ask, limit)) is not None:
+            await emit(last)
 
     try:
         async with aclosing(stream_from(hold)) as answers:
@@ -343,15 +346,20 @@ def _shorten(request: LlmRequest, limit: int | None) -> LlmRequest:
     return request.model_copy(update={"config": config})
 
 
-async def _pass_on(answers: AsyncGenerator[Any], emit: Emit) -> ModelResult[None]:
-    text, usage = "", None
+async def _pass_on(answers: AsyncGenerator[Any], emit: Emit) -> ModelResult[Any]:
+    """Emit all answers but the last whole one, which is returned."""
+    text, usage, last = "", None, None
     async with aclosing(answers):
         async for answer in answers:
-            await emit(answer)
             usage = answer.usage_metadata or usage
-            if not answer.partial:
-                text += answer.content.model_dump_json(exclude_none=True) if answer.content else ""
-    return ModelResult(None, text, _read_usage(usage))
+            if last is not None:
+                await emit(last)
+            last = None if answer.partial else answer
+            if answer.partial:
+                await emit(answer)
+            elif answer.content:
+                text += answer.content.model_dump_json(exclude_none=True)
+    return ModelResult(last, text, _read_usage(usage))
 
 
 def _read_usage(usage: Any) -> Usage | None:
