@@ -30,7 +30,11 @@ FRAMEWORKS: Final[Mapping[str, Sequence[str]]] = {
     "sdk_clients": ["openai", "anthropic"],
 }
 """The adapters, and what a program that uses them installs. The first package is the framework itself."""
-TESTS: Final = ("tests/adapters/test_kill.py", "tests/docs/test_framework_pages.py")
+TESTS: Final = (
+    "tests/external/test_promises.py",
+    "tests/adapters/test_kill.py",
+    "tests/docs/test_framework_pages.py",
+)
 """The tests that are parametrized by the framework, beside those of the adapter itself."""
 DEPENDS: Final = re.compile(r"^ +(\S+ \S+ depends on .+)$", re.MULTILINE)
 REQUESTED: Final = re.compile(r"^ +(The user requested .+)$", re.MULTILINE)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -22,8 +21,6 @@ from agent_framework import (
 
 from halter.adapters.agent_framework import GuardedChatAgent, guard
 from halter.core.errors import ConfigError
-from halter.external.effects import EffectRefused
-from halter.guard.halts import halt
 from tests.adapters.conftest import Desk
 
 
@@ -85,87 +82,6 @@ def make_agent(
 
     agent = Agent(client or FunctionClient(), tools=[pay, *tools])
     return guard(agent, guard=desk.guard(cap), tools={"pay": {"level": level}}, **options)
-
-
-async def test_a_run_is_a_session_with_its_calls_its_requests_and_what_they_cost(desk: Desk) -> None:
-    result = await make_agent(desk).run("Pay the bill.")
-    assert (result.text, desk.paid) == ("Done: paid 7", [7])
-    await desk.expect_receipt("COMPLETED", ["pay"], requests=2)
-
-
-async def test_a_stream_is_a_session_too(desk: Desk) -> None:
-    stream = make_agent(desk).run("Pay the bill.", stream=True)
-    assert "".join([update.text async for update in stream]) == "Done: paid 7"
-    assert (await stream.get_final_response()).text == "Done: paid 7"
-    await desk.expect_receipt("COMPLETED", ["pay"], requests=2)
-
-
-async def test_a_refused_call_is_reported_to_the_model_and_does_not_run(desk: Desk) -> None:
-    desk.policy = {"policy": {"disabled": ["pay"]}}
-    result = await make_agent(desk).run("Pay the bill.")
-    assert desk.paid == []
-    assert "disabled" in result.text
-
-
-async def test_parallel_runs_on_one_cap_never_pass_it(desk: Desk) -> None:
-    """Twenty runs of eighty cents each, all at once, on one dollar a day."""
-    desk.policy = {"limits": {"max_cost_usd_per_day": 1}}
-    agent = make_agent(desk, client=FunctionClient(39_000), max_output_tokens=40_000)
-    results = await asyncio.gather(*(agent.run("Pay the bill.") for _ in range(20)), return_exceptions=True)
-    refused = [each for each in results if isinstance(each, EffectRefused)]
-    assert {each.outcome for each in refused} == {"cost_cap_reached"}
-    assert len(refused) >= 18
-    assert Decimal("0.5") < await desk.read_spending() <= 1
-
-
-async def test_an_answer_is_never_longer_than_what_fits_the_cap(desk: Desk) -> None:
-    client = FunctionClient()
-    await make_agent(desk, cap=0.03, client=client, max_output_tokens=40_000).run("Pay the bill.")
-    assert 0 < client.requests[0]["max_tokens"] < 40_000
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_halt_ends_a_run_within_its_request(desk: Desk, *, stream: bool) -> None:
-    event = asyncio.Event()
-    result = make_agent(desk, client=FunctionClient(gate=event)).run("Pay the bill.", stream=stream)
-    run = asyncio.ensure_future(result.get_final_response() if stream else result)
-    await event.wait()
-    store = desk.store()
-    await store.commit(halt("fleet", "ada", "halt-1"))
-    with pytest.raises(EffectRefused) as refused:
-        await run
-    assert refused.value.outcome == "external_halt"
-    await store.close()
-
-
-def approve(result: Any) -> Message:
-    """The framework's own yes to the request of a run."""
-    (request,) = result.user_input_requests
-    return Message("user", [request.to_function_approval_response(approved=True)])
-
-
-async def test_a_question_ends_the_run_and_the_call_is_made_once_after_a_yes(desk: Desk) -> None:
-    session = AgentSession(session_id="t1")
-    first = await make_agent(desk, "PRIVILEGED").run("Pay the bill.", session=session)
-    assert first.user_input_requests[0].function_call.name == "pay"
-    # Approving in the framework alone is not enough.
-    session = AgentSession.from_dict(session.to_dict())
-    result = await make_agent(desk, "PRIVILEGED").run(approve(first), session=session)
-    assert desk.paid == []
-    await desk.decide("approve")
-    # A new agent, a new guard and a session that was read back go on, as a new process would.
-    session = AgentSession.from_dict(session.to_dict())
-    last = await make_agent(desk, "PRIVILEGED").run(approve(result), session=session)
-    assert (last.text, desk.paid) == ("Done: paid 7", [7])
-
-
-async def test_a_denied_call_does_not_run(desk: Desk) -> None:
-    session, agent = AgentSession(session_id="t1"), make_agent(desk, "PRIVILEGED")
-    first = await agent.run("Pay the bill.", session=session)
-    await desk.decide("deny")
-    last = await agent.run(approve(first), session=session)
-    assert desk.paid == []
-    assert "Done: " in last.text
 
 
 class Demanding(FunctionClient):

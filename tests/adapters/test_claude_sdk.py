@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import threading
-from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -16,9 +14,8 @@ from claude_agent_sdk import ClaudeAgentOptions, ResultMessage, create_sdk_mcp_s
 from halter.adapters.claude_sdk import GuardedClaude, guard
 from halter.core.errors import ConfigError
 from halter.external.effects import EffectRefused
-from halter.guard.halts import halt
 from tests.adapters.conftest import Desk
-from tests.clients.providers import Provider, Step, calls, text
+from tests.clients.providers import Provider, calls, text
 
 pytestmark = pytest.mark.timeout(300)
 PAY = "mcp__till__pay"
@@ -80,14 +77,6 @@ async def read_receipts(desk: Desk) -> list[tuple[str, list[str]]]:
         return [(each.state, [line.name for line in each.calls]) for each in await guarded.receipts()]
 
 
-async def test_a_query_is_a_session_with_its_calls(desk: Desk) -> None:
-    with Provider([CALL, DONE]) as provider:
-        result = await run(make_agent(desk, provider))
-    assert (result.result, desk.paid) == ("Done.", [7])
-    assert "paid 7" in read_last_prompt(provider)
-    assert await read_receipts(desk) == [("COMPLETED", [PAY])]
-
-
 async def test_a_tool_of_claude_code_itself_is_admitted_as_well(desk: Desk) -> None:
     desk.policy = {"policy": {"disabled": ["Bash"]}}
     call = calls(("toolu_1", "Bash", {"command": "touch made", "description": "Make it"}))
@@ -95,14 +84,6 @@ async def test_a_tool_of_claude_code_itself_is_admitted_as_well(desk: Desk) -> N
         await run(make_agent(desk, provider, tools=["Bash"], allowed_tools=["Bash"]))
     assert "disabled" in read_last_prompt(provider)
     assert not (desk.file.parent / "home" / "made").exists()
-
-
-async def test_a_refused_call_is_reported_to_the_model_and_does_not_run(desk: Desk) -> None:
-    desk.policy = {"policy": {"disabled": [PAY]}}
-    with Provider([CALL, DONE]) as provider:
-        assert (await run(make_agent(desk, provider))).result == "Done."
-    assert "disabled" in read_last_prompt(provider)
-    assert desk.paid == []
 
 
 async def test_parallel_queries_on_one_cap_never_pass_it(desk: Desk) -> None:
@@ -122,59 +103,6 @@ def test_claude_code_has_a_budget_of_its_own(desk: Desk) -> None:
     with Provider([DONE]) as provider:
         agent = make_agent(desk, provider)
     assert agent.options.max_budget_usd == 1.0
-
-
-class SilentProvider(Provider):
-    """Never answers."""
-
-    def __init__(self) -> None:
-        super().__init__([DONE])
-        self.reached = threading.Event()
-        self.over = threading.Event()
-
-    def next(self, body: Mapping[str, Any]) -> Step:
-        self.reached.set()
-        self.over.wait(60)
-        return super().next(body)
-
-
-async def test_a_halt_ends_a_query_within_its_request(desk: Desk) -> None:
-    with SilentProvider() as provider:
-        running = asyncio.ensure_future(run(make_agent(desk, provider)))
-        await asyncio.to_thread(provider.reached.wait, 60)
-        store = desk.store()
-        await store.commit(halt("fleet", "ada", "halt-1"))
-        with pytest.raises(EffectRefused) as refused:
-            await running
-        provider.over.set()
-        await store.close()
-    assert refused.value.outcome == "external_halt"
-    assert await read_receipts(desk) == [("HALTED", [])]
-
-
-async def test_a_question_ends_the_query_and_the_call_is_made_once_after_a_yes(desk: Desk) -> None:
-    with Provider(
-        [CALL, calls(("toolu_2", PAY, {"amount": 7})), calls(("toolu_3", PAY, {"amount": 7})), DONE]
-    ) as provider:
-        first = await run(make_agent(desk, provider, "PRIVILEGED"))
-        assert desk.paid == []
-        # Another try without a decision is the same question.
-        await run(make_agent(desk, provider, "PRIVILEGED"), "Go on.", resume=first.session_id)
-        assert desk.paid == []
-        await desk.decide("approve")
-        # A new agent and a new guard go on, as a new process would.
-        last = await run(make_agent(desk, provider, "PRIVILEGED"), "Go on.", resume=first.session_id)
-    assert (last.result, desk.paid) == ("Done.", [7])
-    assert await read_receipts(desk) == [("COMPLETED", [PAY])]
-
-
-async def test_a_denied_call_does_not_run(desk: Desk) -> None:
-    with Provider([CALL, calls(("toolu_2", PAY, {"amount": 7})), DONE]) as provider:
-        agent = make_agent(desk, provider, "PRIVILEGED")
-        first = await run(agent)
-        await desk.decide("deny")
-        assert (await run(agent, "Go on.", resume=first.session_id)).result == "Done."
-    assert desk.paid == []
 
 
 async def test_an_error_of_the_tool_is_reported_to_the_model(desk: Desk) -> None:

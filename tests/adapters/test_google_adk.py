@@ -29,8 +29,7 @@ from pydantic import Field
 
 from halter.adapters.google_adk import GuardedAdkRunner, guard
 from halter.core.errors import ConfigError
-from halter.external.effects import DecisionPending, EffectRefused
-from halter.guard.halts import halt
+from halter.external.effects import EffectRefused
 from tests.adapters.conftest import Desk
 
 
@@ -125,19 +124,6 @@ def answer(question: Any, *, confirmed: bool = True) -> types.Content:
     return types.Content(role="user", parts=[types.Part(function_response=response_part)])
 
 
-async def test_a_run_is_a_session_with_its_calls_its_requests_and_what_they_cost(desk: Desk) -> None:
-    events = await run(make_runner(desk))
-    assert (text_of(events), desk.paid) == ("Done: {'result': 'paid 7'}", [7])
-    await desk.expect_receipt("COMPLETED", ["pay"], requests=2)
-
-
-async def test_a_stream_is_a_session_too(desk: Desk) -> None:
-    events = await run(make_runner(desk), run_config=RunConfig(streaming_mode=StreamingMode.SSE))
-    assert any(event.partial for event in events)
-    assert (text_of(events), desk.paid) == ("Done: {'result': 'paid 7'}", [7])
-    await desk.expect_receipt("COMPLETED", ["pay"], requests=2)
-
-
 def run_sync(runner: GuardedAdkRunner, message: Any = None, session: str = "s1", **options: Any) -> list[Any]:
     return list(runner.run(user_id="ada", session_id=session, new_message=message or say(), **options))
 
@@ -184,22 +170,6 @@ def test_a_run_without_a_loop_that_is_left_ends_its_request(desk: Desk) -> None:
     assert [each.name for each in threading.enumerate() if each.name == "halter guard"] == []
 
 
-async def test_an_agent_that_is_transferred_to_is_under_the_same_guard(desk: Desk) -> None:
-    class Transferring(FunctionLlm):
-        def _say(self, request: LlmRequest) -> types.Part:
-            return types.Part(function_call=types.FunctionCall(name="transfer_to_agent", args={"agent_name": "clerk"}))
-
-    def pay(amount: int) -> str:
-        """Pay an amount."""
-        desk.paid.append(amount)
-        return f"paid {amount}"
-
-    clerk = Agent(name="clerk", model=FunctionLlm(), tools=[pay])
-    runner = make_runner(desk, model=Transferring(), only=[], agent={"sub_agents": [clerk]})
-    assert (text_of(await run(runner)), desk.paid) == ("Done: {'result': 'paid 7'}", [7])
-    await desk.expect_receipt("COMPLETED", ["pay"], requests=3)
-
-
 async def test_a_tool_of_a_toolset_is_admitted_as_well(desk: Desk) -> None:
     async def pay(amount: int) -> str:
         """Pay an amount."""
@@ -215,23 +185,6 @@ async def test_a_tool_of_a_toolset_is_admitted_as_well(desk: Desk) -> None:
     assert desk.paid == []
 
 
-async def test_a_refused_call_is_reported_to_the_model_and_does_not_run(desk: Desk) -> None:
-    desk.policy = {"policy": {"disabled": ["pay"]}}
-    assert "disabled" in text_of(await run(make_runner(desk)))
-    assert desk.paid == []
-
-
-async def test_parallel_runs_on_one_cap_never_pass_it(desk: Desk) -> None:
-    """Twenty runs of eighty cents each, all at once, on one dollar a day."""
-    desk.policy = {"limits": {"max_cost_usd_per_day": 1}}
-    runner = make_runner(desk, model=FunctionLlm(output=39_000), max_output_tokens=40_000)
-    results = await asyncio.gather(*(run(runner, session=f"s{n}") for n in range(20)), return_exceptions=True)
-    refused = [each for each in results if isinstance(each, EffectRefused)]
-    assert {each.outcome for each in refused} == {"cost_cap_reached"}
-    assert len(refused) >= 18
-    assert Decimal("0.5") < await desk.read_spending() <= 1
-
-
 async def test_an_answer_is_never_longer_than_what_fits_the_cap(desk: Desk) -> None:
     model = FunctionLlm()
     config = types.GenerateContentConfig(candidate_count=4)
@@ -240,41 +193,6 @@ async def test_an_answer_is_never_longer_than_what_fits_the_cap(desk: Desk) -> N
     )
     assert 0 < model.requests[0].max_output_tokens < 40_000
     assert model.requests[0].candidate_count is None
-
-
-@pytest.mark.parametrize("mode", [StreamingMode.NONE, StreamingMode.SSE])
-async def test_a_halt_ends_a_run_within_its_request(desk: Desk, mode: StreamingMode) -> None:
-    event = asyncio.Event()
-    runner = make_runner(desk, model=FunctionLlm(gate=event))
-    running = asyncio.ensure_future(run(runner, run_config=RunConfig(streaming_mode=mode)))
-    await event.wait()
-    store = desk.store()
-    await store.commit(halt("fleet", "ada", "halt-1"))
-    with pytest.raises(EffectRefused) as refused:
-        await running
-    assert refused.value.outcome == "external_halt"
-    await store.close()
-
-
-async def test_a_question_ends_the_run_and_the_call_is_made_once_after_a_yes(desk: Desk) -> None:
-    sessions = InMemorySessionService()
-    question = find_question(await run(make_runner(desk, "PRIVILEGED", sessions=sessions)))
-    # Approving in the framework alone is not enough.
-    with pytest.raises(DecisionPending):
-        await run(make_runner(desk, "PRIVILEGED", sessions=sessions), answer(question))
-    assert desk.paid == []
-    await desk.decide("approve")
-    # A new agent and a new guard go on, as a new process would.
-    last = await run(make_runner(desk, "PRIVILEGED", sessions=sessions), answer(question))
-    assert (text_of(last), desk.paid) == ("Done: {'result': 'paid 7'}", [7])
-
-
-async def test_a_denied_call_does_not_run(desk: Desk) -> None:
-    runner = make_runner(desk, "PRIVILEGED")
-    question = find_question(await run(runner))
-    await desk.decide("deny")
-    assert "Done: " in text_of(await run(runner, answer(question)))
-    assert desk.paid == []
 
 
 async def test_a_call_that_is_rejected_in_the_framework_does_not_run_either(desk: Desk) -> None:

@@ -1,10 +1,6 @@
-"""The sessions of a conversation: a run goes on with the one that is not over, however many are.
-
-And what every adapter is tested for.
-"""
+"""The sessions of a conversation: a run goes on with the one that is not over, however many are."""
 
 import asyncio
-import re
 import signal
 import sys
 import threading
@@ -12,12 +8,10 @@ import traceback
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from halter import adapters
 from halter.adapters.guarded_runs import NO_TOOLS, GuardedRuns, find_first_open, iterate_in_thread, read_task_text
 from halter.core.clock import SECOND
 from halter.core.errors import LeaseLost, StoreUnusable
@@ -32,7 +26,6 @@ from halter.guard.halts import cancel, halt, resume
 from halter.journal.store import JournalStore
 from halter.loop.session_runtime import cancel_and_wait, wait_for_change, watch_changes
 from tests.adapters.conftest import Desk
-from tests.adapters.killed_program import FRAMEWORKS
 
 
 @pytest.mark.parametrize("over", [0, 1, 2, 3, 4, 7, 8, 9, 1000])
@@ -129,30 +122,6 @@ class Part:
 def test_the_task_of_a_run_is_what_was_written_without_pictures_and_files(content: object) -> None:
     assert read_task_text(content) == "What is this?"
     assert read_task_text([Part(), {"type": "image", "base64": PICTURE}, 7, None]) == ""
-
-
-PROMISES = (
-    r"def test_parallel_\w+_on_one_cap_never_pass_it",
-    r"for \w+ in range\(20\)",
-    r"def test_a_halt_ends_a_\w+_within_its_request",
-    r"def test_(what_goes_round_the_guard_is_refused|a_tool_that_the_provider_runs_is_named)",
-)
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_every_adapter_is_tested_for_caps_halts_and_what_goes_round_it(framework: str) -> None:
-    tested = (Path(__file__).parent / f"test_{framework}.py").read_text()
-    assert [promise for promise in PROMISES if re.search(promise, tested) is None] == []
-
-
-def test_every_adapter_is_tested_for_a_kill() -> None:
-    folder = Path(adapters.__file__).parent
-    guarding = {
-        each.stem
-        for each in folder.glob("*.py")
-        if re.search(r"^def (guard|create_agent)\(", each.read_text(), re.MULTILINE)
-    }
-    assert guarding == {*FRAMEWORKS}
 
 
 LOOK = ToolSpec(name="look", description="", schema=b"{}", level="SAFE", effect="read")

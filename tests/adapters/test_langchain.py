@@ -2,7 +2,6 @@
 # pyright: reportMissingTypeStubs=false
 
 import asyncio
-from decimal import Decimal
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -74,83 +73,6 @@ def make_agent(desk: Desk, level: Any = "CONTROLLED", cap: float = 1.0, **option
 
     model = options.pop("model", None) or FunctionChatModel(requests=[])
     return create_agent(model, [pay], guard=desk.guard(cap), tool_options={"pay": {"level": level}}, **options)
-
-
-async def test_a_run_is_a_session_with_its_calls_its_requests_and_what_they_cost(desk: Desk) -> None:
-    result = await make_agent(desk).ainvoke(ASK)
-    assert (result["messages"][-1].content, desk.paid) == ("Done: paid 7", [7])
-    await desk.expect_receipt("COMPLETED", ["pay"], requests=2)
-
-
-def test_a_program_that_is_not_async_runs_it_too(desk: Desk) -> None:
-    assert make_agent(desk).invoke(ASK)["messages"][-1].content == "Done: paid 7"
-
-
-async def test_a_stream_is_a_session_too(desk: Desk) -> None:
-    results = [result async for result in make_agent(desk).astream(ASK, stream_mode="updates")]
-    assert "paid 7" in str(results)
-    await desk.expect_receipt("COMPLETED", ["pay"], requests=2)
-
-
-async def test_a_refused_call_is_reported_to_the_model_and_does_not_run(desk: Desk) -> None:
-    desk.policy = {"policy": {"disabled": ["pay"]}}
-    result = await make_agent(desk).ainvoke(ASK)
-    assert desk.paid == []
-    assert "disabled" in result["messages"][-1].content
-
-
-async def test_parallel_runs_on_one_cap_never_pass_it(desk: Desk) -> None:
-    """Twenty runs of eighty cents each, all at once, on one dollar a day."""
-    desk.policy = {"limits": {"max_cost_usd_per_day": 1}}
-    agent = make_agent(desk, model=FunctionChatModel(requests=[], output=39_000), max_output_tokens=40_000)
-    results = await asyncio.gather(*(agent.ainvoke(ASK) for _ in range(20)), return_exceptions=True)
-    refused = [each for each in results if isinstance(each, EffectRefused)]
-    assert {each.outcome for each in refused} == {"cost_cap_reached"}
-    assert len(refused) >= 18
-    assert Decimal("0.5") < await desk.read_spending() <= 1
-
-
-async def test_an_answer_is_never_longer_than_what_fits_the_cap(desk: Desk) -> None:
-    model = FunctionChatModel(requests=[])
-    await make_agent(desk, cap=0.03, model=model, max_output_tokens=40_000).ainvoke(ASK)
-    assert 0 < model.requests[0]["max_tokens"] < 40_000
-
-
-async def test_a_halt_ends_a_run_within_its_request(desk: Desk) -> None:
-    event = asyncio.Event()
-    run = asyncio.create_task(make_agent(desk, model=FunctionChatModel(requests=[], gate=event)).ainvoke(ASK))
-    await event.wait()
-    store = desk.store()
-    await store.commit(halt("fleet", "ada", "halt-1"))
-    with pytest.raises(EffectRefused) as refused:
-        await run
-    assert refused.value.outcome == "external_halt"
-    await store.close()
-
-
-async def test_a_question_interrupts_the_run_and_the_call_is_made_once_after_a_yes(desk: Desk) -> None:
-    memory, thread = InMemorySaver(), {"configurable": {"thread_id": "t1"}}
-    first = await make_agent(desk, "PRIVILEGED", checkpointer=memory).ainvoke(ASK, thread)
-    (question,) = first["__interrupt__"]
-    assert question.value["tool"] == "pay"
-    # Approving in the framework alone is not enough.
-    result = await make_agent(desk, "PRIVILEGED", checkpointer=memory).ainvoke(Command(resume=True), thread)
-    assert result["__interrupt__"]
-    assert desk.paid == []
-    await desk.decide("approve")
-    # A new agent and a new guard go on, as a new process would.
-    last = await make_agent(desk, "PRIVILEGED", checkpointer=memory).ainvoke(Command(resume=True), thread)
-    assert (last["messages"][-1].content, desk.paid) == ("Done: paid 7", [7])
-
-
-async def test_a_denied_call_does_not_run(desk: Desk) -> None:
-    memory, thread = InMemorySaver(), {"configurable": {"thread_id": "t1"}}
-    agent = make_agent(desk, "PRIVILEGED", checkpointer=memory)
-    await agent.ainvoke(ASK, thread)
-    await desk.decide("deny")
-    last = await agent.ainvoke(Command(resume=True), thread)
-    assert desk.paid == []
-    assert "Done: " in last["messages"][-1].content
 
 
 class AddsSearch(AgentMiddleware[Any, Any]):

@@ -1,8 +1,6 @@
 """A Pydantic AI agent under the guard: the framework's own agent, with its own test models."""
 
-import asyncio
 from collections.abc import AsyncIterator
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,6 @@ from pydantic_ai.usage import RequestUsage
 
 from halter.adapters.pydantic_ai import GuardedAgent, guard
 from halter.core.errors import ConfigError
-from halter.external.effects import EffectRefused
-from halter.guard.halts import halt
 from tests.adapters.conftest import Desk
 
 
@@ -57,92 +53,6 @@ class World(Desk):
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World(tmp_path)
-
-
-async def test_a_run_is_a_session_with_its_calls_its_requests_and_what_they_cost(world: World) -> None:
-    result = await world.agent().run("Pay the bill.")
-    assert (result.output, world.paid) == ("Done: paid 7", [7])
-    async with world.guard() as guarded:
-        (receipt,) = await guarded.receipts()
-    assert (receipt.state, [line.name for line in receipt.calls]) == ("COMPLETED", ["pay"])
-    assert len(receipt.requests) == 2
-    assert receipt.cost_usd > 0
-
-
-async def test_a_refused_call_is_reported_to_the_model_and_does_not_run(world: World) -> None:
-    world.policy = {"policy": {"disabled": ["pay"]}}
-    agent = world.agent()
-    result = await agent.run("Pay the bill.")
-    assert world.paid == []
-    assert "disabled" in result.output
-
-
-async def test_parallel_runs_on_one_cap_never_pass_it(world: World) -> None:
-    """Twenty runs of eighty cents each, all at once, on one dollar a day."""
-    world.policy = {"limits": {"max_cost_usd_per_day": 1}}
-    world.usage = RequestUsage(input_tokens=100, output_tokens=39_000)
-    agent = world.agent(model_settings={"max_tokens": 40_000})
-    results = await asyncio.gather(*(agent.run("Pay.") for _ in range(20)), return_exceptions=True)
-    async with world.guard() as guarded:
-        report = await guarded.report()
-    assert Decimal("0.5") < report.cost_usd <= 1
-    refused = [each for each in results if isinstance(each, EffectRefused)]
-    assert {each.outcome for each in refused} == {"cost_cap_reached"}
-    assert len(refused) >= 18
-
-
-async def test_a_run_that_meets_its_cap_ends_with_the_reason_and_asks_no_model(world: World) -> None:
-    with pytest.raises(EffectRefused, match="may cost") as refused:
-        await world.agent(cap=0.000001).run("Pay the bill.")
-    assert refused.value.outcome == "cost_cap_reached"
-    assert (world.request_count, world.paid) == (0, [])
-
-
-async def test_a_halt_ends_a_run_within_its_request(world: World) -> None:
-    event = asyncio.Event()
-
-    async def slow(_: list[ModelMessage], __: AgentInfo) -> ModelResponse:
-        event.set()
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    agent = guard(Agent(FunctionModel(slow, model_name="desk")), guard=world.guard())
-    run = asyncio.create_task(agent.run("Wait."))
-    await event.wait()
-    store = world.store()
-    await store.commit(halt("fleet", "ada", "halt-1"))
-    with pytest.raises(EffectRefused) as refused:
-        await run
-    assert refused.value.outcome == "external_halt"
-    await store.close()
-
-
-async def test_a_question_ends_the_run_and_the_call_is_made_once_after_a_yes(world: World) -> None:
-    agent = world.agent("PRIVILEGED", output_type=[str, DeferredToolRequests])
-    first = await agent.run("Pay the bill.")
-    assert isinstance(first.output, DeferredToolRequests)
-    assert world.paid == []
-    # Approving in the framework alone is not enough.
-    results = DeferredToolResults(approvals={"c1": True})
-    agent_run_result = await agent.run(message_history=first.all_messages(), deferred_tool_results=results)
-    assert isinstance(agent_run_result.output, DeferredToolRequests)
-    assert world.paid == []
-    await world.decide("approve")
-    # Another process goes on with the same conversation.
-    guarded_agent = world.agent("PRIVILEGED", output_type=[str, DeferredToolRequests])
-    done = await guarded_agent.run(message_history=first.all_messages(), deferred_tool_results=results)
-    assert (done.output, world.paid) == ("Done: paid 7", [7])
-
-
-async def test_a_denial_is_reported_to_the_model(world: World) -> None:
-    agent = world.agent("PRIVILEGED", output_type=[str, DeferredToolRequests])
-    first = await agent.run("Pay the bill.")
-    await world.decide("deny")
-    agent_run_result = await agent.run(
-        message_history=first.all_messages(), deferred_tool_results=DeferredToolResults(approvals={"c1": True})
-    )
-    assert world.paid == []
-    assert "denied this call" in agent_run_result.output
 
 
 async def test_a_streamed_run_is_held_and_settled_too(world: World) -> None:

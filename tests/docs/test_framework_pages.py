@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.adapters.test_kill import PACKAGES, is_installed
 from tests.clients.providers import Provider, calls, text
 from tests.docs.pages import Page
 from tests.docs.reading import Reader
+from tests.external.drivers import APART, DRIVERS, is_installed
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("framework", PACKAGES)
+@pytest.mark.parametrize("framework", APART)
 def test_what_the_page_of_a_framework_shows_is_so(framework: str, reader: Reader, tmp_path: Path) -> None:
-    if not is_installed(PACKAGES[framework]):
+    if not is_installed(DRIVERS[framework][0]):
         pytest.skip(f"{framework} is not installed: run make frameworks")
     # Only Claude Code asks a provider; the others have a made-up model on their page.
     read = calls(("toolu_1", "Read", {"file_path": str(tmp_path / "notes.txt")}))
