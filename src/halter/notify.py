@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from email import policy
 from email.message import EmailMessage
 from email.utils import format_datetime
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -22,6 +21,9 @@ from halter.core.errors import require_module
 from halter.core.ports import DeliveryFailed, OutgoingNotification, Sender
 from halter.core.text import clean, shorten, to_one_line
 from halter.core.tools import substitute_secrets
+from halter.net.client import SUCCESS, HttpClient, HttpRequest
+from halter.net.failures import HttpFailure
+from halter.net.httpx_transport import HttpxTerms, HttpxTransport
 from halter.spec.channels import Channel
 from halter_agents import VERSION
 
@@ -43,7 +45,6 @@ WEBHOOK_TIMEOUT: Final = 30
 """Seconds until the response starts."""
 DELIVERY_HEADER: Final = "Halter-Delivery"
 
-_OK_STATUSES: Final = range(200, 300)
 _RETRYABLE_STATUSES: Final = frozenset({408, 425, 429})
 _SERVER_ERROR: Final = 500
 _REDIRECT_STATUSES: Final = range(300, 400)
@@ -59,38 +60,29 @@ class WebhookSender:
         self._tls = tls
 
     async def send(self, notification: OutgoingNotification) -> None:
-        from httpx2 import InvalidURL, LocalProtocolError, TransportError
-
         headers = self._headers(notification)
         try:
             async with asyncio.timeout(WEBHOOK_TIMEOUT):
                 status = await self._post(msgspec.json.encode(notification), headers)
         except TimeoutError:
             raise self._make_failure("did not answer in time", may_retry=True) from None
-        except (LocalProtocolError, InvalidURL, UnicodeEncodeError):
-            # The library's message quotes its input, which may contain a key.
-            raise self._make_failure("cannot be called: check the URL and its headers", may_retry=False) from None
-        except TransportError as error:
-            raise self._make_failure(f"cannot be reached: {type(error).__name__}", may_retry=True) from None
+        except HttpFailure as failure:
+            if failure.kind in {"BadUrl", "BadRequest"}:
+                raise self._make_failure("cannot be called: check the URL and its headers", may_retry=False) from None
+            raise self._make_failure(f"cannot be reached: {failure.reason}", may_retry=True) from None
         if status in _REDIRECT_STATUSES:
             sentence = f"redirects to another URL ({status}): use that URL if it is correct"
             raise self._make_failure(sentence, may_retry=False)
-        if status not in _OK_STATUSES:
+        if status not in SUCCESS:
             raise self._make_failure(
                 f"answered {status}", may_retry=status in _RETRYABLE_STATUSES or status >= _SERVER_ERROR
             )
 
     async def _post(self, body: bytes, headers: Mapping[str, str]) -> int:
         """Post a body and return the status; the response body is not read."""
-        from httpx2 import AsyncClient, AsyncHTTPTransport
-
-        self._tls = self._tls or await asyncio.to_thread(_make_tls_context)
-        transport = AsyncHTTPTransport(verify=self._tls, trust_env=False)
-        async with (
-            AsyncClient(transport=transport, trust_env=False, timeout=None) as client,
-            client.stream("POST", self._url, content=body, headers=headers) as response,
-        ):
-            return response.status_code
+        request = HttpRequest("POST", self._url, headers, body)
+        async with HttpClient(HttpxTransport(HttpxTerms(tls=self._tls))) as client, client.open(request) as response:
+            return response.status
 
     def _headers(self, notification: OutgoingNotification) -> Mapping[str, str]:
         """Merge the headers of the file with the required ones, which win. Secrets of the file go to this URL only."""
@@ -101,14 +93,6 @@ class WebhookSender:
 
     def _make_failure(self, text: str, *, may_retry: bool) -> DeliveryFailed:
         return DeliveryFailed(f"The webhook at {urlsplit(self._url).hostname} {text}.", may_retry=may_retry)
-
-
-@cache
-def _make_tls_context() -> ssl.SSLContext:
-    """Make a TLS context with the machine's certificates, once for all senders."""
-    from httpx2 import create_ssl_context
-
-    return create_ssl_context(trust_env=False)
 
 
 SERVICE_TIMEOUT: Final = 60

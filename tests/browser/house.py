@@ -11,12 +11,12 @@ from typing import Any, Self, TypeVar, cast
 
 from msgspec.structs import replace
 
-from halter.channels.serve import connect_directly
 from halter.config.trust import digest_folder
 from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, WorkerId
 from halter.core.ports import Lease, Query
 from halter.core.rows import SessionRow
+from halter.net.httpx_transport import connect_directly
 from halter.operations import messages
 from halter.operations.actor import ROLES, Actor, Principal
 from halter.runtime.assembly.folder_code import open_trust

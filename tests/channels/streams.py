@@ -4,7 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from httpx2 import AsyncBaseTransport, AsyncByteStream, Request, Response
+from httpx2 import AsyncBaseTransport, AsyncByteStream, AsyncClient, Request, Response
+
+from halter.net.client import HttpClient
+from halter.net.httpx_transport import HttpxTransport
 
 
 class _Body(AsyncByteStream):
@@ -18,6 +21,10 @@ class _Body(AsyncByteStream):
     async def aclose(self) -> None:
         self._task.cancel()
         await asyncio.wait([self._task])
+
+
+def make_client(transport: AsyncBaseTransport) -> HttpClient:
+    return HttpClient(HttpxTransport(pool=AsyncClient(transport=transport)))
 
 
 class StreamedApp(AsyncBaseTransport):

@@ -11,9 +11,9 @@ import uvicorn
 from halter.channels.channel import Transport, TransportFailed
 from halter.channels.messages import ChatButton, ChatMessage, ChatReply
 from halter.channels.ntfy import NtfyTransport
-from halter.channels.serve import connect_directly
 from halter.channels.slack import SlackTransport
 from halter.channels.telegram import TelegramTransport
+from halter.net.httpx_transport import connect_directly
 from tests.channels.fake_ntfy import FakeNtfy
 from tests.channels.fake_slack import FakeSlack
 from tests.channels.fake_telegram import FakeTelegram, Refused

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from httpx2 import AsyncBaseTransport, AsyncClient, ConnectError, Request, Response
+from httpx2 import AsyncBaseTransport, ConnectError, Request, Response
 
 from halter.channels.serve import check_channels, read_channels
 from halter.core.clock import SECOND
@@ -13,7 +13,7 @@ from halter.server.oidc import check_sign_on
 from halter.testing.world import World
 from tests.channels.fake_ntfy import FakeNtfy
 from tests.channels.fake_slack import FakeSlack
-from tests.channels.streams import StreamedApp
+from tests.channels.streams import StreamedApp, make_client
 from tests.channels.test_decisions_on_ntfy import FLEET as NTFY
 from tests.channels.test_decisions_on_telegram import Phone
 from tests.server.provider import Provider
@@ -75,9 +75,9 @@ async def test_a_webhook_and_a_platform_that_is_away_are_problems(world: World, 
         async def handle_async_request(self, request: Request) -> Response:
             raise ConnectError("no route", request=request)
 
-    (verdict, text) = (await look(phone, lambda: AsyncClient(transport=Away())))["telegram"]
+    (verdict, text) = (await look(phone, lambda: make_client(Away())))["telegram"]
     assert verdict == "problem"
-    assert text.startswith("Telegram cannot be reached (ConnectError).")
+    assert text.startswith("Telegram cannot be reached (no route).")
 
 
 @pytest.mark.parametrize(("fleet", "platform"), [(NTFY, FakeNtfy), (SLACK, FakeSlack)])
@@ -98,7 +98,7 @@ async def test_a_server_that_is_no_ntfy_is_a_problem(world: World, tmp_path: Pat
         await send({"type": "http.response.body", "body": b"<h1>It works!</h1>"})
 
     phone = Phone(world, tmp_path, platform=FakeNtfy(), fleet=NTFY)
-    (finding,) = (await look(phone, lambda: AsyncClient(transport=StreamedApp(page)))).values()
+    (finding,) = (await look(phone, lambda: make_client(StreamedApp(page)))).values()
     assert finding[0] == "problem"
     assert "does not answer like ntfy. Check `channels.ntfy.url`" in finding[1]
 
@@ -129,7 +129,7 @@ async def test_sign_on_says_what_is_missing_and_what_the_provider_must_know(worl
     phone = Phone(world, tmp_path, fleet=SIGN_ON)
 
     async def look_at_sign_on() -> Any:
-        return await check_sign_on(phone.fleet.app, lambda: AsyncClient(transport=StreamedApp(provider.app)))
+        return await check_sign_on(phone.fleet.app, lambda: make_client(StreamedApp(provider.app)))
 
     missing = await look_at_sign_on()
     assert (missing.verdict, "Set HALTER_SECRET_CLIENT" in missing.finding) == ("problem", True)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from halter.channels.serve import connect_directly
 from halter.core.clock import MINUTE, SECOND
 from halter.core.ids import channel_stream
 from halter.core.ports import Query
 from halter.core.rows import HaltRow
+from halter.net.httpx_transport import connect_directly
 from halter.operations import decisions
 from halter.operations.actor import Actor, Principal
 from halter.operations.channels import list_approvers, offer_pairing

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from httpx2 import AsyncClient
 
 from halter.channels.channel import DecisionChannel
 from halter.channels.slack import SlackTransport, read_typed
@@ -15,7 +14,7 @@ from halter.operations.actor import Actor, Principal
 from halter.operations.channels import offer_pairing
 from halter.testing.world import World
 from tests.channels.fake_slack import FakeSlack
-from tests.channels.streams import StreamedApp
+from tests.channels.streams import StreamedApp, make_client
 from tests.channels.test_decisions_on_telegram import LONG, WIPES, Phone
 
 ADA, EVE = "U0ADA", "U0EVE"
@@ -27,7 +26,7 @@ def serve(phone: Phone) -> None:
         lambda: fake.token,
         lambda: fake.app_token,
         "http://slack.test",
-        lambda: AsyncClient(transport=StreamedApp(fake)),
+        lambda: make_client(StreamedApp(fake)),
         fake.open_socket,
     )
     phone.tasks.append(phone.world.spawn(DecisionChannel(phone.fleet.app, transport, phone.reports.append).run()))

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 from autonomous import Fleet
-from httpx2 import AsyncClient
 
 from halter.channels.messages import FOREIGN, compose
 from halter.channels.serve import serve_channels
@@ -18,12 +17,13 @@ from halter.core.ids import channel_stream, inbox_stream
 from halter.core.ports import Query
 from halter.core.rows import DecisionRow, HaltRow
 from halter.guard.approvals import PendingDecision
+from halter.net.client import HttpClient
 from halter.operations import decisions, rules
 from halter.operations.actor import Actor, Principal
 from halter.operations.channels import offer_pairing, remove_approver
 from halter.testing.world import World
 from tests.channels.fake_telegram import FakeTelegram, Refused
-from tests.channels.streams import StreamedApp
+from tests.channels.streams import StreamedApp, make_client
 
 FLEET = "channels:\n  telegram: {token: '${secret:TELEGRAM}', url: 'http://telegram.test'}\n"
 DESK = """
@@ -65,8 +65,8 @@ class Phone:
         self.reports: list[str] = []
         self.tasks: list[asyncio.Task[None]] = []
 
-    def connect(self) -> AsyncClient:
-        return AsyncClient(transport=StreamedApp(self.platform))
+    def connect(self) -> HttpClient:
+        return make_client(StreamedApp(self.platform))
 
     def serve(self) -> asyncio.Task[None]:
         task = self.world.spawn(serve_channels(self.fleet.app, self.reports.append, self.connect))
@@ -497,7 +497,7 @@ async def test_an_internal_failure_is_reported_and_the_channel_starts_again(worl
     phone = Phone(world, tmp_path)
     tries: list[int] = []
 
-    def connect() -> AsyncClient:
+    def connect() -> HttpClient:
         tries.append(1)
         if len(tries) == 1:
             raise TypeError("a mistake")

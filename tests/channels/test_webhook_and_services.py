@@ -93,7 +93,7 @@ async def test_a_webhook_that_is_down_is_worth_another_try(listener: Listener) -
     port = server.sockets[0].getsockname()[1]
     server.close()
     why = await undelivered(hook(port), {})
-    assert str(why) == "The webhook at 127.0.0.1 cannot be reached: ConnectError."
+    assert str(why) == "The webhook at 127.0.0.1 cannot be reached: connection refused."
     assert why.may_retry
 
 

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from halter.core.clock import SECOND, Clock
+from halter.net.tls import make_tls_context
 from halter.operations.actor import ROLES
 from halter.runtime.feed import Bus
 from halter.runtime.runtime import bind_policy
@@ -17,7 +18,6 @@ from halter.server.auth import Keyring, TokenFile, make_secret, make_token
 from halter.server.listener import bind
 from halter.server.middleware import ServerLimits
 from halter.server.server import ServerExtras, serve_web
-from halter.tools.http import make_tls_context
 from tests.story.conftest import Scribe
 from tests.story.test_desk import Office
 

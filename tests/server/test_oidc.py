@@ -11,12 +11,13 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from halter.channels.serve import connect_directly
 from halter.core.clock import HOUR, MINUTE
 from halter.core.errors import ConfigError
 from halter.core.ids import FLEET, name_signed_on_person
 from halter.core.ports import read_stream
 from halter.guard.judge import are_two_people
+from halter.net.httpx_transport import connect_directly
+from halter.net.tls import make_tls_context
 from halter.operations.actor import Actor, Principal
 from halter.operations.queries import audit_page
 from halter.present.events import summarize_event
@@ -27,7 +28,6 @@ from halter.server.oidc import OidcSignOn, make_oidc_sign_on
 from halter.server.server import ServerExtras, serve_web
 from halter.server.sign_on import GroupRoles
 from halter.spec.fleet import OidcSpec, SignOnSpec
-from halter.tools.http import make_tls_context
 from tests.server.conftest import QUICK, GroundClock, make_office
 from tests.server.provider import CLIENT, SECRET, Provider, signed_by_another, signed_with_the_public_key, unsigned
 from tests.story.test_desk import Office

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from decimal import Decimal
 from typing import Any
 
-import httpx2
 import msgspec
 import pytest
 from textual.containers import VerticalScroll
@@ -17,9 +16,10 @@ from halter.core.errors import NotDone, StoreUnavailable
 from halter.core.ports import Query
 from halter.core.public_json import encode_public_json
 from halter.core.rows import DecisionRow, HaltRow
+from halter.net.client import HttpClient
+from halter.net.httpx_transport import connect_directly
 from halter.operations.actor import Role
 from halter.operations.decisions import DecisionResult
-from halter.tools.http import make_tls_context
 from halter.top.app import TopApp
 from halter.top.rows import describe_need, list_rows
 from halter.top.source import OperationSource, ServerSource, StoreSource, check_server
@@ -29,8 +29,8 @@ SIZE = (80, 24)
 
 
 @pytest.fixture
-async def wire() -> AsyncIterator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(timeout=30, verify=make_tls_context()) as client:
+async def wire() -> AsyncIterator[HttpClient]:
+    async with connect_directly() as client:
         yield client
 
 
@@ -40,13 +40,11 @@ def source(house: House) -> OperationSource:
 
 
 @pytest.fixture(params=["store", "server"])
-def either(
-    request: pytest.FixtureRequest, house: House, wire: httpx2.AsyncClient, source: OperationSource
-) -> OperationSource:
+def either(request: pytest.FixtureRequest, house: House, wire: HttpClient, source: OperationSource) -> OperationSource:
     return source if request.param == "store" else at(house, "admin", wire)
 
 
-def at(house: House, role: Role, wire: httpx2.AsyncClient) -> OperationSource:
+def at(house: House, role: Role, wire: HttpClient) -> OperationSource:
     return ServerSource(house.base, house.secrets[role], wire)
 
 
@@ -96,7 +94,7 @@ async def open_top(source: Any, size: tuple[int, int] = SIZE) -> AsyncIterator[t
         yield app, pilot
 
 
-async def test_a_store_and_a_server_show_the_same(house: House, wire: httpx2.AsyncClient) -> None:
+async def test_a_store_and_a_server_show_the_same(house: House, wire: HttpClient) -> None:
     at_store = await StoreSource(house.office.desk(name="admin")).call("top", session="mine-1")
     at_server = await at(house, "admin", wire).call("top", session="mine-1")
     results = [msgspec.json.decode(encode_public_json(view)) for view in (at_store, at_server)]
@@ -253,7 +251,7 @@ async def test_a_halt_is_typed_and_an_invalid_scope_is_rejected(house: House, so
     assert "agent:mine" in {row.scope for row in await house.app.store.ask(Query("halts_standing", HaltRow))}
 
 
-async def test_a_viewer_looks_and_approves_nothing(house: House, wire: httpx2.AsyncClient) -> None:
+async def test_a_viewer_looks_and_approves_nothing(house: House, wire: HttpClient) -> None:
     source = at(house, "viewer", wire)
     assert (await source.call("top")).sessions
     with pytest.raises(NotDone, match="The role approver is required"):
@@ -262,7 +260,7 @@ async def test_a_viewer_looks_and_approves_nothing(house: House, wire: httpx2.As
 
 
 async def test_a_wrong_token_and_a_server_that_is_gone_are_reported_in_a_sentence(
-    house: House, wire: httpx2.AsyncClient
+    house: House, wire: HttpClient
 ) -> None:
     with pytest.raises(NotDone, match="does not know this token"):
         await ServerSource(house.base, "halter_wrong", wire).call("top")

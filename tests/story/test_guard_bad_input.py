@@ -38,6 +38,7 @@ from halter.journal.memory import MemoryEngine
 from halter.journal.store import JournalStore
 from halter.loop.session_runtime import SessionRuntime
 from halter.models.providers import Prices
+from halter.net.addresses import resolve_host as look_up
 from halter.redaction.redact import Redactor
 from halter.redaction.secrets import GivenSecrets
 from halter.spec.agent import Phase
@@ -48,7 +49,6 @@ from halter.tasks.playbooks import Task, walk_playbook
 from halter.tools.files import make_file_tools
 from halter.tools.function_tool import tool
 from halter.tools.http import make_http_tools
-from halter.tools.http import resolve_host as look_up
 from halter.tools.shell import Sandbox, make_shell_tool
 
 CLOCK = SystemClock()

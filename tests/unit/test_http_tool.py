@@ -17,8 +17,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from halter.core.errors import ConfigError
 from halter.core.tools import Failed, Permit, Unstoppable, Valid
+from halter.net.addresses import is_public, resolve_host
 from halter.tools.function_tool import FunctionTool
-from halter.tools.http import is_public, make_http_tools, matches_host, resolve_host
+from halter.tools.http import make_http_tools, matches_host
 
 LOOPBACK = ("127.0.0.1/32",)
 TRUSTING_NOBODY = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -51,6 +51,7 @@ from halter.core.text import clean, describe_need_count, shorten
 from halter.dispatch.heartbeat import renew_leases
 from halter.guard.approvals import PendingDecision
 from halter.loop.session_runtime import raise_if_cancelled, run_until_first, wait_for_change, watch_changes
+from halter.net.client import parse_retry_after
 from halter.operations import control, decisions, messages
 from halter.operations.actor import Actor, Principal
 from halter.operations.channels import read_who
@@ -77,6 +78,10 @@ MAX_STATUS_LINES: Final = 20
 BACKOFF: Final = 2 * SECOND
 MAX_BACKOFF: Final = 2 * MINUTE
 
+MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
+"""Most that is read of one answer of a platform."""
+DEFAULT_RATE_LIMIT_WAIT: Final = 10 * SECOND
+
 ReportSentence = Callable[[str], None]
 
 
@@ -87,6 +92,12 @@ class TransportFailed(HalterError):
         super().__init__(sentence)
         self.may_retry = may_retry
         self.retry_after = retry_after
+
+
+def make_rate_limit_failure(platform: str, headers: Mapping[str, str]) -> TransportFailed:
+    seconds = parse_retry_after(headers)
+    wait = DEFAULT_RATE_LIMIT_WAIT if seconds is None else seconds * SECOND
+    return TransportFailed(f"{platform} rate limit reached.", may_retry=True, retry_after=wait)
 
 
 class ChannelLost(HalterError):

@@ -6,17 +6,16 @@ theirs. A button posts its token there. Both topics are on the ntfy server, whic
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
-from halter.channels.channel import TransportFailed
+from halter.channels.channel import MAX_ANSWER_BYTES, TransportFailed, make_rate_limit_failure
 from halter.channels.messages import BUTTON_PATTERN, ChatMessage, ChatReply
-from halter.core.clock import MINUTE, SECOND
+from halter.core.clock import MINUTE
 from halter.core.text import clean, shorten
-
-if TYPE_CHECKING:
-    from httpx2 import AsyncClient, Response
+from halter.net.client import TOO_MANY_REQUESTS, HttpClient, HttpRequest, make_json_request
+from halter.net.failures import HttpFailure
 
 MAX_BYTES: Final = 4096
 """A longer message becomes a file, which a phone does not show."""
@@ -30,7 +29,6 @@ IDLE_SECONDS: Final = 2
 """Polling interval for the first paired person."""
 CALL_SECONDS: Final = 20
 _DENIED: Final = (401, 403)
-_TOO_MANY: Final = 429
 _BROKEN: Final = 500
 _ERROR: Final = 400
 
@@ -57,11 +55,11 @@ class _Problem(msgspec.Struct, frozen=True):
 class NtfyTransport:
     name = "ntfy"
 
-    def __init__(self, url: str, reveal_token: Callable[[], str] | None, connect: Callable[[], "AsyncClient"]) -> None:
+    def __init__(self, url: str, reveal_token: Callable[[], str] | None, connect: Callable[[], HttpClient]) -> None:
         self._url = url.rstrip("/")
         self._reveal_token = reveal_token
         self._connect = connect
-        self._client: AsyncClient | None = None
+        self._client: HttpClient | None = None
         self._last_id = ""
 
     def can_send(self, text: str) -> bool:
@@ -83,15 +81,16 @@ class NtfyTransport:
         return "with its token"
 
     async def _get(self, path: str) -> bytes:
-        from httpx2 import HTTPError
+        return await self._fetch(HttpRequest("GET", f"{self._url}/{path}", self._headers()))
 
+    async def _fetch(self, request: HttpRequest) -> bytes:
         try:
-            response = await self._open().get(f"{self._url}/{path}", headers=self._headers(), timeout=CALL_SECONDS)
-        except HTTPError as error:
-            raise _make_outage(error) from None
-        if response.status_code >= _ERROR:
-            raise _make_failure(response)
-        return response.content
+            answer = await self._open().fetch(request, max_bytes=MAX_ANSWER_BYTES, max_wait=CALL_SECONDS)
+        except HttpFailure as failure:
+            raise _make_outage(failure) from None
+        if answer.status >= _ERROR:
+            raise _make_failure(answer.status, answer.headers, answer.body)
+        return answer.body
 
     async def receive(self, after: str, chats: frozenset[str]) -> Sequence[ChatReply]:
         """Read the topics of answers until a reply arrives or the poll times out."""
@@ -110,23 +109,19 @@ class NtfyTransport:
 
     async def _read_lines(self, address: str, replies: list[ChatReply]) -> None:
         """Add the next reply from the stream to `replies`."""
-        from httpx2 import HTTPError, Timeout
-
-        timeout = Timeout(CALL_SECONDS, read=None)
         try:
-            async with self._open().stream("GET", address, headers=self._headers(), timeout=timeout) as response:
-                if response.status_code >= _ERROR:
-                    await response.aread()
-                    raise _make_failure(response)
-                async for line in response.aiter_lines():
+            async with self._open().open(HttpRequest("GET", address, self._headers())) as response:
+                if response.status >= _ERROR:
+                    raise _make_failure(response.status, response.headers, await response.read(MAX_ANSWER_BYTES))
+                async for line in response.lines(MAX_ANSWER_BYTES):
                     event = _read_event(line)
                     if event is None:
                         continue
                     self._last_id = event.id
                     replies.append(_make_reply(event))
                     return
-        except HTTPError as error:
-            raise _make_outage(error) from None
+        except HttpFailure as failure:
+            raise _make_outage(failure) from None
 
     async def send(self, chat: str, message: ChatMessage) -> str:
         buttons = [
@@ -163,21 +158,14 @@ class NtfyTransport:
             await client.aclose()
 
     async def _publish(self, content: Mapping[str, Any]) -> str:
-        from httpx2 import HTTPError
-
+        body = await self._fetch(make_json_request("POST", self._url, content, self._headers()))
         try:
-            response = await self._open().post(self._url, json=content, headers=self._headers(), timeout=CALL_SECONDS)
-        except HTTPError as error:
-            raise _make_outage(error) from None
-        if response.status_code >= _ERROR:
-            raise _make_failure(response)
-        try:
-            return msgspec.json.decode(response.content, type=_Sent).id
+            return msgspec.json.decode(body, type=_Sent).id
         except msgspec.DecodeError:
             sentence = f"{self._url} does not answer like ntfy. Check `channels.ntfy.url`."
             raise TransportFailed(sentence, may_retry=True) from None
 
-    def _open(self) -> "AsyncClient":
+    def _open(self) -> HttpClient:
         self._client = self._client or self._connect()
         return self._client
 
@@ -185,20 +173,18 @@ class NtfyTransport:
         return {} if self._reveal_token is None else {"Authorization": f"Bearer {self._reveal_token()}"}
 
 
-def _make_outage(error: Exception) -> TransportFailed:
-    return TransportFailed(f"ntfy cannot be reached ({type(error).__name__}). Retrying.", may_retry=True)
+def _make_outage(failure: HttpFailure) -> TransportFailed:
+    return TransportFailed(f"ntfy cannot be reached ({failure.reason}). Retrying.", may_retry=True)
 
 
-def _make_failure(response: "Response") -> TransportFailed:
+def _make_failure(status: int, headers: Mapping[str, str], body: bytes) -> TransportFailed:
     try:
-        text = shorten(clean(msgspec.json.decode(response.content, type=_Problem).error), 200)
+        text = shorten(clean(msgspec.json.decode(body, type=_Problem).error), 200)
     except (msgspec.DecodeError, UnicodeDecodeError):
         text = ""
-    match response.status_code:
-        case code if code == _TOO_MANY:
-            wait = response.headers.get("retry-after", "")
-            seconds = int(wait) if wait.isdecimal() else 10
-            return TransportFailed("ntfy rate limit reached.", may_retry=True, retry_after=seconds * SECOND)
+    match status:
+        case code if code == TOO_MANY_REQUESTS:
+            return make_rate_limit_failure("ntfy", headers)
         case code if code in _DENIED:
             sentence = f"ntfy denies access ({code} {text}). Check `channels.ntfy.token` and the rights on topics."
             return TransportFailed(sentence, may_retry=True, retry_after=MINUTE)
@@ -206,7 +192,7 @@ def _make_failure(response: "Response") -> TransportFailed:
             return TransportFailed(f"ntfy refused a message: {code} {text}", may_retry=code >= _BROKEN)
 
 
-def _read_event(line: str) -> _Event | None:
+def _read_event(line: bytes) -> _Event | None:
     """Parse a line of the stream; None unless it is a message in a topic of answers."""
     try:
         event = msgspec.json.decode(line, type=_Event)

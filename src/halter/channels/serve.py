@@ -1,10 +1,9 @@
 """Serves the channels that the fleet's file configures, in any process that runs agents or the server."""
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import UNSET
 
@@ -15,6 +14,8 @@ from halter.core.ports import Query
 from halter.core.rows import WorkerRow
 from halter.core.tools import substitute_secrets
 from halter.loop.session_runtime import raise_if_cancelled, run_together
+from halter.net.client import HttpClient
+from halter.net.httpx_transport import connect_directly
 from halter.operations.channels import CHANNELS, read_who
 from halter.operations.doctor.check import Check, combine_checks, fail_check, pass_check, warn_check
 from halter.policy.hours import parse_active_hours
@@ -22,12 +23,8 @@ from halter.redaction.secrets import read_environment_secrets
 from halter.runtime.runtime import Runtime, read_local_fleet
 from halter.spec.fleet import ChannelsSpec
 from halter.state.channel import ChannelLog, ChannelState
-from halter.tools.http import make_tls_context
 
-if TYPE_CHECKING:
-    from httpx2 import AsyncClient
-
-Connect = Callable[[], "AsyncClient"]
+Connect = Callable[[], HttpClient]
 RESTART_INTERVAL: Final = MINUTE
 
 
@@ -35,15 +32,6 @@ def read_channels(app: Runtime) -> ChannelsSpec:
     """Read the channels of the local fleet file; a store's policy has none."""
     fleet_file = read_local_fleet(app.settings)
     return ChannelsSpec() if fleet_file is None else fleet_file.spec.channels
-
-
-def connect_directly() -> "AsyncClient":
-    """Make a client that ignores proxy variables of the environment and logs no addresses, which contain secrets."""
-    from httpx2 import AsyncClient, AsyncHTTPTransport
-
-    logging.getLogger("httpx2").setLevel(logging.WARNING)
-    transport = AsyncHTTPTransport(verify=make_tls_context(), trust_env=False)
-    return AsyncClient(transport=transport, trust_env=False)
 
 
 def make_transports(app: Runtime, spec: ChannelsSpec, connect: Connect = connect_directly) -> Sequence[Transport]:

@@ -7,17 +7,16 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
-from halter.channels.channel import TransportFailed
+from halter.channels.channel import MAX_ANSWER_BYTES, TransportFailed, make_rate_limit_failure
 from halter.channels.messages import ChatMessage, ChatReply
 from halter.core.clock import MINUTE, SECOND
 from halter.core.text import clean, shorten
-
-if TYPE_CHECKING:
-    from httpx2 import AsyncClient
+from halter.net.client import TOO_MANY_REQUESTS, HttpClient, make_json_request
+from halter.net.failures import HttpFailure
 
 MAX_TEXT: Final = 3000
 """Maximum number of characters of one block of text."""
@@ -25,7 +24,6 @@ MAX_BUTTON: Final = 75
 POLL_SECONDS: Final = 25
 CALL_SECONDS: Final = 20
 MAX_REMEMBERED_IDS: Final = 1000
-_TOO_MANY: Final = 429
 _WRONG_KEY: Final = ("invalid_auth", "not_authed", "account_inactive", "token_revoked", "not_allowed_token_type")
 _LATER: Final = ("ratelimited", "internal_error", "fatal_error", "service_unavailable", "request_timeout")
 _LINK: Final = re.compile(r"<(?:[a-z]+:[^<>|]*\|([^<>]+)|([a-z]+:[^<>|]+))>")
@@ -106,7 +104,7 @@ class SlackTransport:
         reveal_token: Callable[[], str],
         reveal_app_token: Callable[[], str],
         url: str,
-        connect: Callable[[], "AsyncClient"],
+        connect: Callable[[], HttpClient],
         open_socket: OpenSocket = open_websocket,
     ) -> None:
         self._reveal_token = reveal_token
@@ -114,7 +112,7 @@ class SlackTransport:
         self._url = url.rstrip("/")
         self._connect = connect
         self._open_socket = open_socket
-        self._client: AsyncClient | None = None
+        self._client: HttpClient | None = None
         self._socket: Socket | None = None
         self._recent_ids: deque[str] = deque(maxlen=MAX_REMEMBERED_IDS)
 
@@ -212,21 +210,16 @@ class SlackTransport:
         return await self._call(method, {**target, **content}, self._reveal_token())
 
     async def _call(self, method: str, params: Mapping[str, Any], token: str) -> _Answer:
-        from httpx2 import HTTPError
-
         self._client = self._client or self._connect()
         headers = {"Authorization": f"Bearer {token}"}
         try:
-            response = await self._client.post(
-                f"{self._url}/{method}", json=params, headers=headers, timeout=CALL_SECONDS
-            )
-            if response.status_code == _TOO_MANY:
-                wait = response.headers.get("retry-after", "")
-                seconds = int(wait) if wait.isdecimal() else 10
-                raise TransportFailed("Slack rate limit reached.", may_retry=True, retry_after=seconds * SECOND)
-            answer = msgspec.json.decode(response.content, type=_Answer)
-        except HTTPError as error:
-            sentence = f"Slack cannot be reached ({type(error).__name__}). Retrying."
+            request = make_json_request("POST", f"{self._url}/{method}", params, headers)
+            response = await self._client.fetch(request, max_bytes=MAX_ANSWER_BYTES, max_wait=CALL_SECONDS)
+            if response.status == TOO_MANY_REQUESTS:
+                raise make_rate_limit_failure("Slack", response.headers)
+            answer = msgspec.json.decode(response.body, type=_Answer)
+        except HttpFailure as failure:
+            sentence = f"Slack cannot be reached ({failure.reason}). Retrying."
             raise TransportFailed(sentence, may_retry=True) from None
         except (msgspec.DecodeError, UnicodeDecodeError):
             sentence = f"{self._url} does not answer like Slack. Check `channels.slack.url`."

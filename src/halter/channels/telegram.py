@@ -4,17 +4,16 @@ The token is part of every address, so errors of the HTTP library are not passed
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from halter.channels.channel import TransportFailed
+from halter.channels.channel import MAX_ANSWER_BYTES, TransportFailed
 from halter.channels.messages import ChatMessage, ChatReply
 from halter.core.clock import MINUTE, SECOND
 from halter.core.text import clean, shorten
-
-if TYPE_CHECKING:
-    from httpx2 import AsyncClient
+from halter.net.client import HttpClient, make_json_request
+from halter.net.failures import HttpFailure
 
 MAX_TEXT: Final = 4096
 """In UTF-16 units, as Telegram counts them."""
@@ -91,7 +90,6 @@ class _UpdateId(msgspec.Struct, frozen=True):
 
 
 T = TypeVar("T")
-Connect = Callable[[], "AsyncClient"]
 
 
 def count_units(text: str) -> int:
@@ -102,11 +100,11 @@ def count_units(text: str) -> int:
 class TelegramTransport:
     name = "telegram"
 
-    def __init__(self, reveal_token: Callable[[], str], url: str, connect: Connect) -> None:
+    def __init__(self, reveal_token: Callable[[], str], url: str, connect: Callable[[], HttpClient]) -> None:
         self._reveal_token = reveal_token
         self._url = url.rstrip("/")
         self._connect = connect
-        self._client: AsyncClient | None = None
+        self._client: HttpClient | None = None
         self._offset = 0
 
     def can_send(self, text: str) -> bool:
@@ -179,17 +177,16 @@ class TelegramTransport:
 
     async def _call(self, method: str, params: Mapping[str, Any], kind: type[T], seconds: int = CALL_SECONDS) -> T:
         """Call a method and decode its result."""
-        from httpx2 import HTTPError, InvalidURL
-
         self._client = self._client or self._connect()
         address = f"{self._url}/bot{self._reveal_token()}/{method}"
         try:
-            response = await self._client.post(address, json=params, timeout=seconds)
-            answer = msgspec.json.decode(response.content, type=_Answer)
+            request = make_json_request("POST", address, params)
+            response = await self._client.fetch(request, max_bytes=MAX_ANSWER_BYTES, max_wait=seconds)
+            answer = msgspec.json.decode(response.body, type=_Answer)
             if answer.ok:
                 return msgspec.json.decode(answer.result, type=kind)
-        except (HTTPError, InvalidURL, UnicodeError) as error:
-            sentence = f"Telegram cannot be reached ({type(error).__name__}). Retrying."
+        except HttpFailure as failure:
+            sentence = f"Telegram cannot be reached ({failure.reason}). Retrying."
             raise TransportFailed(sentence, may_retry=True) from None
         except msgspec.DecodeError:
             sentence = f"{self._url} does not answer like the Bot API. Check `channels.telegram.url`."

@@ -120,15 +120,16 @@ async def _watch_store(app: Runtime, store: str | None, *, once: bool) -> "Fleet
 
 
 async def _watch_server(url: str, *, once: bool) -> "FleetView | None":
-    import httpx2
-
+    from halter.net.client import HttpClient
+    from halter.net.httpx_transport import HttpxTerms, HttpxTransport
     from halter.top.source import ServerSource, check_server
 
     token = os.environ.get(TOKEN_VARIABLE, "")
     if not token:
         raise NotDone(f"${TOKEN_VARIABLE} is not set. Set it to a token from `halter tokens add`.", "wrong")
     check_server(url, token)
-    async with httpx2.AsyncClient(timeout=SERVER_TIMEOUT_SECONDS) as client:
+    terms = HttpxTerms(SERVER_TIMEOUT_SECONDS, SERVER_TIMEOUT_SECONDS, uses_environment=True)
+    async with HttpClient(HttpxTransport(terms)) as client:
         return await _watch(ServerSource(url, token, client), once=once)
 
 

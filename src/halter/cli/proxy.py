@@ -1,5 +1,6 @@
 """`halter proxy`, `keys` and `gateway`: guard the requests and calls of other programs' agents."""
 
+import asyncio
 import os
 import socket
 from collections.abc import Mapping
@@ -39,6 +40,7 @@ from halter.runtime.runtime import (
 from halter.settings import Settings, find_keys_file
 
 if TYPE_CHECKING:
+    from halter.net.client import HttpAnswer, HttpRequest
     from halter.proxy.keys import KeyFile
     from halter.proxy.proxy import Upstream
 
@@ -46,6 +48,7 @@ LOCAL_HOST: Final = "127.0.0.1"
 DEFAULT_LISTEN: Final = "127.0.0.1:8766"
 KEY_VARIABLE: Final = "HALTER_KEY"
 CHECK_SECONDS: Final = 60
+MAX_CHECK_BYTES: Final = 1024 * 1024
 PROXY_RESTART_HINT: Final = "Start it again. The holds of interrupted requests are settled at their maximum."
 GATEWAY_RESTART_HINT: Final = "Start it again. `halter inbox` asks you about calls that were interrupted."
 
@@ -186,8 +189,8 @@ def check_client(
 
     Exits 1 if the proxy or its provider refuses it.
     """
-    import httpx2
-
+    from halter.net.client import HttpRequest
+    from halter.net.failures import HttpFailure
     from halter.proxy.clients import find_client, make_check_body
 
     setup = report_errors(lambda: find_client(client), EXIT_USAGE)
@@ -202,24 +205,30 @@ def check_client(
     }
     try:
         body = make_check_body(setup, model)
-        response = httpx2.post(address, content=body, headers=headers, timeout=CHECK_SECONDS)
-    except httpx2.HTTPError as error:
-        fail(f"Cannot reach the proxy at {url}: {error}. Start it with `halter proxy`.", EXIT_FAILED)
+        answer = asyncio.run(_fetch_once(HttpRequest("POST", address, headers, body)))
+    except HttpFailure as failure:
+        fail(f"Cannot reach the proxy at {url}: {failure.reason}. Start it with `halter proxy`.", EXIT_FAILED)
     if as_json:
-        answer_json({"client": client, "status": response.status_code, "model": model or setup.model})
-    elif response.is_success:
+        answer_json({"client": client, "status": answer.status, "model": model or setup.model})
+    elif answer.is_success:
         print_sentence(f"{client} works: {model or setup.model} answered through {url}.")
-    if not response.is_success:
-        fail(f"The proxy answered {response.status_code}: {_find_message(response.text)}", EXIT_FAILED)
+    if not answer.is_success:
+        fail(f"The proxy answered {answer.status}: {_find_message(answer.body)}", EXIT_FAILED)
 
 
-def _find_message(text: str) -> str:
-    import msgspec
+async def _fetch_once(request: "HttpRequest") -> "HttpAnswer":
+    from halter.net.client import HttpClient
+    from halter.net.httpx_transport import HttpxTerms, HttpxTransport
 
+    async with HttpClient(HttpxTransport(HttpxTerms(uses_environment=True))) as client:
+        return await client.fetch(request, max_bytes=MAX_CHECK_BYTES, max_wait=CHECK_SECONDS)
+
+
+def _find_message(body: bytes) -> str:
     try:
-        return str(msgspec.json.decode(text)["error"]["message"])
+        return str(msgspec.json.decode(body)["error"]["message"])
     except (msgspec.DecodeError, LookupError, TypeError):
-        return text[:300]
+        return body.decode(errors="replace")[:300]
 
 
 proxy = group(

@@ -242,7 +242,7 @@ def _add_sign_on(app: Runtime, extras: "ServerExtras") -> "ServerExtras":
     """Add the sign-on proxies and the provider of halter.yaml, which identify the caller."""
     from msgspec import UNSET
 
-    from halter.channels.serve import connect_directly
+    from halter.net.httpx_transport import connect_directly
     from halter.redaction.secrets import read_environment_secrets
     from halter.runtime.runtime import read_local_fleet
     from halter.server.oidc import make_oidc_sign_on

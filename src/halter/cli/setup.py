@@ -246,7 +246,8 @@ async def _run_checks(settings: Settings, agents: Sequence[Path], is_unused: boo
 
 async def _store(settings: Settings, prices: PriceSource) -> "tuple[list[Check], FleetConfig | None]":
     """Check the store, if it can be opened, and read its policy and prices; a missing one is not created."""
-    from halter.channels.serve import check_channels, connect_directly
+    from halter.channels.serve import check_channels
+    from halter.net.httpx_transport import connect_directly
     from halter.operations.doctor.store import check_store, read_local_policy
     from halter.server.oidc import check_sign_on
 

@@ -48,6 +48,9 @@ from halter.models.providers import (
     make_period,
     read_bundled_table,
 )
+from halter.net.client import HttpClient, HttpRequest
+from halter.net.failures import HttpFailure
+from halter.net.httpx_transport import HttpxTerms, HttpxTransport
 from halter.policy.evaluation import ResolvedPolicy
 
 if TYPE_CHECKING:
@@ -846,27 +849,18 @@ def _restrict_clause(clause: Any) -> Any:
 
 async def fetch_file(url: str) -> bytes:
     """Fetch a price table. Raises ConfigError with a sentence if it cannot be had."""
-    from httpx2 import AsyncClient, HTTPError, InvalidURL
-
     if not is_encrypted_or_local(url):
         raise ConfigError("The address of the price table must begin with https://.")
-    data = bytearray()
+    terms = HttpxTerms(FETCH_TIMEOUT_SECONDS, FETCH_TIMEOUT_SECONDS, uses_environment=True)
     try:
-        async with (
-            AsyncClient(timeout=FETCH_TIMEOUT_SECONDS) as client,
-            client.stream("GET", url) as response,
-        ):
-            if response.status_code != HTTPStatus.OK:
-                raise ConfigError(f"{_host(url)} answered with HTTP {response.status_code}.")
-            async for chunk in response.aiter_bytes():
-                data += chunk
-                if len(data) > MAX_FILE_SIZE:
-                    raise ConfigError(f"The file is larger than {MAX_FILE_SIZE // 1024 // 1024} MB.")
-    except (HTTPError, InvalidURL, OSError) as error:
-        raise ConfigError(
-            f"{_host(url)} cannot be reached ({shorten(str(error) or type(error).__name__, 200)})."
-        ) from None
-    return bytes(data)
+        async with HttpClient(HttpxTransport(terms)) as client, client.open(HttpRequest("GET", url)) as response:
+            if response.status != HTTPStatus.OK:
+                raise ConfigError(f"{_host(url)} answered with HTTP {response.status}.")
+            return await response.read(MAX_FILE_SIZE)
+    except HttpFailure as failure:
+        if failure.kind == "TooLarge":
+            raise ConfigError(f"The file is larger than {MAX_FILE_SIZE // 1024 // 1024} MB.") from None
+        raise ConfigError(f"{_host(url)} cannot be reached ({failure.reason}).") from None
 
 
 def find_default_url() -> str:

@@ -6,13 +6,11 @@ the host, since a URL or a header may contain a key. A reading is a JSON value o
 
 import asyncio
 import random
-import socket
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -33,11 +31,11 @@ from halter.core.tools import (
     add_spec_digest,
     substitute_secrets,
 )
+from halter.net.client import HttpClient, HttpRequest, HttpResponse, encode_headers, parse_retry_after, parse_web_url
+from halter.net.failures import HttpFailure
+from halter.net.httpx_transport import HttpxTerms, HttpxTransport
 from halter.spec import sensors
 from halter.spec.sensors import SensorSpec
-
-if TYPE_CHECKING:
-    from httpx2 import URL, AsyncClient, Response
 
 
 def parse_json_or_text(text: str) -> tuple[Any, bool]:
@@ -116,10 +114,8 @@ def compute_poll_rest(period: int, elapsed: int) -> int:
     return period - elapsed % period
 
 
-MAX_REDIRECTS: Final = 5
-_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
-_OK: Final = range(200, 300)
-NO_HEADERS: Final[Mapping[str, bytes]] = MappingProxyType({})
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+_MAX_KEEP_ALIVE_SECONDS: Final = 3600
 
 
 class NoAnswer(HalterError):
@@ -137,120 +133,67 @@ class Target:
     def __init__(self, url: str, timeout: int, tls: ssl.SSLContext | None = None) -> None:
         self._url = url
         self._timeout = timeout
-        self._tls = tls
+        # A stream may be silent for hours.
+        keep_alive = max(1, min(timeout // SECOND, _MAX_KEEP_ALIVE_SECONDS))
+        self._terms = HttpxTerms(tls=tls, keep_alive=keep_alive)
+        self.host = ""
 
     @asynccontextmanager
     async def open(
-        self, headers: Mapping[str, str], own_headers: Mapping[str, bytes] = NO_HEADERS
-    ) -> AsyncGenerator["Response"]:
+        self, headers: Mapping[str, str], own_headers: Mapping[str, str] = NO_HEADERS
+    ) -> AsyncGenerator[HttpResponse]:
         """GET the URL and yield the response with its body unread. Raises NoAnswer, also while the body is read.
 
         The headers are sent to this host only; `own_headers` override `headers`.
         """
-        from httpx2 import AsyncClient, AsyncHTTPTransport, InvalidURL, LocalProtocolError, StreamError, TransportError
-
-        host = "the address"
         try:
-            url = parse_web_url(self._url)
-            host = url.host
-            self._tls = self._tls or await asyncio.to_thread(_make_tls_context)
-            transport = AsyncHTTPTransport(
-                verify=self._tls, trust_env=False, socket_options=_make_keep_alive_options(self._timeout)
-            )
-            async with AsyncClient(transport=transport, trust_env=False, timeout=None) as client:
-                response = await self._send(client, url, _headers(headers, own_headers))
+            self.host = parse_web_url(self._url).host
+            request = HttpRequest("GET", self._url, encode_headers({**_lower_names(headers), **own_headers}))
+            async with HttpClient(HttpxTransport(self._terms)) as client:
+                response = await self._send(client, request)
                 try:
                     yield response
                 finally:
                     await response.aclose()
-        except LocalProtocolError:
-            # The library's message quotes the header, which may contain a key.
-            raise NoAnswer("BadRequest", f"The request to {host} is invalid. Check its headers.") from None
-        except InvalidURL as error:
-            raise NoAnswer("BadUrl", f"The URL is invalid: {error}.") from None
-        except (TransportError, StreamError) as error:
-            raise NoAnswer(type(error).__name__, f"{host} cannot be read: {_describe_error(error)}.") from error
+        except HttpFailure as failure:
+            raise NoAnswer(failure.kind, self._explain(failure)) from failure
 
-    async def _send(self, client: "AsyncClient", url: "URL", headers: list[tuple[bytes, bytes]]) -> "Response":
+    async def _send(self, client: HttpClient, request: HttpRequest) -> HttpResponse:
         try:
             async with asyncio.timeout(self._timeout / SECOND):
-                first_url = url
-                for _ in range(MAX_REDIRECTS + 1):
-                    response = await client.send(client.build_request("GET", url, headers=headers), stream=True)
-                    if response.status_code not in _REDIRECTS or "location" not in response.headers:
-                        return await _require_usable(response, first_url.host)
-                    await response.aclose()
-                    url = url.join(response.headers["location"])
-                    if _origin(url) != _origin(first_url):
-                        raise NoAnswer(
-                            "Redirected",
-                            f"{first_url.host} redirects to {url.host}. If that is correct, use its URL.",
-                        )
-                raise NoAnswer("Redirected", f"{first_url.host} redirects more than {MAX_REDIRECTS} times.")
+                response = await client.send(request, "same_origin")
+                return await _require_usable(response, self.host)
         except TimeoutError:
             duration = f"{self._timeout / SECOND:g} s"
-            raise NoAnswer("Timeout", f"{url.host} did not answer within {duration}.") from None
+            raise NoAnswer("Timeout", f"{self.host} did not answer within {duration}.") from None
+
+    def _explain(self, failure: HttpFailure) -> str:
+        match failure.kind:
+            case "BadUrl":
+                return f"{failure.reason[:1].upper()}{failure.reason[1:]}."
+            case "BadRequest":
+                return f"The request to {self.host} is invalid. Check its headers."
+            case "Redirected":
+                return f"{failure.reason}. If that is correct, use its URL."
+            case "TooManyRedirects":
+                return f"{failure.reason}."
+            case _:
+                return f"{self.host} cannot be read: {failure.reason}."
 
 
-def parse_web_url(text: str) -> "URL":
-    """Parse a URL, which must not contain a password."""
-    from httpx2 import URL
-
-    url = URL(text)
-    if url.scheme not in {"http", "https"} or not url.host:
-        raise NoAnswer("BadUrl", "The URL is not a web address: it must begin with https:// or http://.")
-    if url.userinfo:
-        raise NoAnswer("BadUrl", f"The URL of {url.host} contains a user name or a password. Use a header.")
-    return url
-
-
-async def _require_usable(response: "Response", host: str) -> "Response":
-    encoding = response.headers.get("content-encoding", "identity").strip().lower()
-    if response.status_code in _OK and encoding in {"", "identity"}:
+async def _require_usable(response: HttpResponse, host: str) -> HttpResponse:
+    if response.is_success and response.is_plain:
         return response
     await response.aclose()
-    if response.status_code in _OK:
+    if response.is_success:
         raise NoAnswer("Encoded", f"{host} sent a compressed answer, although the request accepts none.")
-    text = f"{response.status_code} {response.reason_phrase}".strip()
-    raise NoAnswer("HttpError", f"{host} answered {text}.", _retry_after(response))
+    text = f"{response.status} {response.reason}".strip()
+    seconds = parse_retry_after(response.headers)
+    raise NoAnswer("HttpError", f"{host} answered {text}.", None if seconds is None else seconds * SECOND)
 
 
-def _retry_after(response: "Response") -> int | None:
-    value = response.headers.get("retry-after", "").strip()
-    return int(value) * SECOND if value.isascii() and value.isdigit() and len(value) < len("1000000") else None
-
-
-def _headers(headers: Mapping[str, str], own_headers: Mapping[str, bytes]) -> list[tuple[bytes, bytes]]:
-    required_headers = {
-        b"accept-encoding": b"identity",
-        **{name.encode(): value for name, value in own_headers.items()},
-    }
-    spec_headers = ((name.lower().encode(), value.encode()) for name, value in headers.items())
-    return [*((name, value) for name, value in spec_headers if name not in required_headers), *required_headers.items()]
-
-
-def _origin(url: "URL") -> tuple[str, bytes, int]:
-    return url.scheme, url.raw_host, url.port or (443 if url.scheme == "https" else 80)
-
-
-def _make_keep_alive_options(timeout: int) -> list[tuple[int, int, int]]:
-    """Make socket options that detect a lost host, on a stream that may be silent for hours."""
-    seconds = max(1, min(timeout // SECOND, 3600))
-    tcp = socket.IPPROTO_TCP
-    options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (tcp, socket.TCP_KEEPCNT, 3)]
-    return [*options, (tcp, socket.TCP_KEEPIDLE, seconds), (tcp, socket.TCP_KEEPINTVL, seconds)]
-
-
-@cache
-def _make_tls_context() -> ssl.SSLContext:
-    """Make a TLS context with the machine's certificates, once for all requests."""
-    from httpx2 import create_ssl_context
-
-    return create_ssl_context(trust_env=False)
-
-
-def _describe_error(error: Exception) -> str:
-    return (str(error) or type(error).__name__).rstrip(".")
+def _lower_names(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
 
 
 _NO_ARGUMENTS: Final = b'{"type":"object","properties":{},"additionalProperties":false}'
@@ -293,28 +236,25 @@ class Fetch:
         seconds = self.spec.timeout / SECOND
         try:
             async with asyncio.timeout(seconds), self._target.open(headers) as response:
-                return Output(await _text(response))
+                return Output(await self._read_text(response))
         except TimeoutError:
             raise Failed("Timeout", f"The answer was not complete within {seconds:g} s.") from None
         except NoAnswer as error:
             raise Failed(error.kind, str(error)) from error
 
+    async def _read_text(self, response: HttpResponse) -> str:
+        host = self._target.host
+        body = bytearray()
+        async for piece in response.pieces():
+            body += piece
+            if len(body) > MAX_READING_BYTES:
+                raise Failed("TooLarge", explain_too_large(f"The answer of {host}"))
+        try:
+            return bytes(body).decode(response.charset or "utf-8-sig")
+        except (LookupError, UnicodeError):
+            sentence = f"The answer of {host} is not text in {response.charset or 'UTF-8'}."
+            raise Failed("NotText", sentence) from None
+
     async def check(self, arguments: Valid, permit: Permit) -> EffectStatus:
         """Return `unknown`: a GET changes nothing, so there is nothing to probe."""
         return "unknown"
-
-
-async def _text(response: "Response") -> str:
-    body = bytearray()
-    async for chunk in response.aiter_raw():
-        body += chunk
-        if len(body) > MAX_READING_BYTES:
-            raise Failed("TooLarge", explain_too_large(f"The answer of {response.url.host}"))
-    return _decode_body(bytes(body), response.charset_encoding, response.url.host)
-
-
-def _decode_body(body: bytes, charset: str | None, host: str) -> str:
-    try:
-        return body.decode(charset or "utf-8-sig")
-    except (LookupError, UnicodeError):
-        raise Failed("NotText", f"The answer of {host} is not text in {charset or 'UTF-8'}.") from None

@@ -10,11 +10,11 @@ import msgspec
 
 from halter.core.clock import DAY, SECOND, Clock
 from halter.core.tools import MAX_READING_BYTES, Reading, Sensor, SensorFailed
+from halter.net.client import HttpResponse
 from halter.sensors.poll import NoAnswer, Target, explain_too_large, parse_json_or_text, parse_json_value
 from halter.spec import sensors
 
 if TYPE_CHECKING:
-    from httpx2 import Response
     from websockets.asyncio.client import ClientConnection
     from websockets.exceptions import ConnectionClosed
 
@@ -221,13 +221,13 @@ class _Events:
         self.retry_after = self._retry
         try:
             async with self._target.open(self._headers, self._asking()) as response:
-                host = response.url.host
-                if response.status_code == _NO_CONTENT:
+                host = self._target.host
+                if response.status == _NO_CONTENT:
                     self.retry_after = DAY
                     raise SensorFailed(f"{host} answered 204: the stream has ended.")
                 kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-                if response.status_code != _OK or kind != "text/event-stream":
-                    text = f"{response.status_code} with {kind[:100] or 'no content type'}"
+                if response.status != _OK or kind != "text/event-stream":
+                    text = f"{response.status} with {kind[:100] or 'no content type'}"
                     raise SensorFailed(f"Expected server-sent events from {host}, but received {text}. Check the URL.")
                 async with aclosing(self._events(response)) as events:
                     async for reading in events:
@@ -236,13 +236,13 @@ class _Events:
             self.retry_after = error.retry_after or self._retry
             raise SensorFailed(str(error)) from error
 
-    def _asking(self) -> dict[str, bytes]:
-        headers = {"accept": b"text/event-stream", "cache-control": b"no-store"}
-        return {**headers, "last-event-id": self._last_id.encode()} if is_sendable(self._last_id) else headers
+    def _asking(self) -> dict[str, str]:
+        headers = {"accept": "text/event-stream", "cache-control": "no-store"}
+        return {**headers, "last-event-id": self._last_id} if is_sendable(self._last_id) else headers
 
-    async def _events(self, response: "Response") -> AsyncGenerator[Reading]:
+    async def _events(self, response: HttpResponse) -> AsyncGenerator[Reading]:
         parser = SseParser(self._last_id)
-        async for chunk in response.aiter_raw():
+        async for chunk in response.pieces():
             events = parser.feed(chunk)
             if parser.retry is not None:
                 self._retry = self.retry_after = parser.retry * _MILLISECOND

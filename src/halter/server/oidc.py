@@ -6,13 +6,12 @@ with the provider's keys. A person is the pair of `iss` and `sub`: names and add
 choose them.
 """
 
-import asyncio
 import base64
 import hashlib
 import hmac
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import msgspec
@@ -24,15 +23,14 @@ from halter.core.ids import name_signed_on_person
 from halter.core.text import clean
 from halter.core.tools import substitute_secrets
 from halter.core.usage import is_encrypted_or_local
+from halter.net.client import HttpClient, HttpRequest, make_form_request
+from halter.net.failures import HttpFailure
 from halter.operations.doctor.check import Check, combine_checks, fail_check, pass_check
 from halter.redaction.secrets import read_environment_secrets
 from halter.runtime.runtime import Runtime, read_local_fleet
 from halter.server.auth import OIDC_CALLBACK, Allowed, AuthRejected, Token
 from halter.server.sign_on import MAX_GROUPS, USER_PATTERN, make_group_roles, make_proxy_sign_on
 from halter.spec.fleet import OidcSpec, SignOnSpec
-
-if TYPE_CHECKING:
-    from httpx2 import AsyncClient
 
 ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "Ed25519")
 """Signatures with a private key only: a public key must never be accepted as a shared secret."""
@@ -82,7 +80,7 @@ class OidcSignOn:
         spec: SignOnSpec,
         oidc: OidcSpec,
         secret: str,
-        connect: "Callable[[], AsyncClient]",
+        connect: Callable[[], HttpClient],
         randomly: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         self.provider_name = urlsplit(oidc.issuer).netloc
@@ -137,9 +135,9 @@ class OidcSignOn:
             return AuthRejected(403, sentence, why="declined")
         try:
             provider = await self._find_provider(now)
-            async with await self._open() as client:
+            async with self._connect() as client:
                 token = await self._exchange(client, provider, callback["code"], _derive(keys[0], "verifier"))
-                key_set = await _fetch(client, "GET", provider.jwks_uri)
+                key_set = await _fetch(client, HttpRequest("GET", provider.jwks_uri))
         except _SignOnFailed as failed:
             return AuthRejected(502, str(failed))
         claims = verify_id_token(token, key_set, self._oidc, _derive(keys[0], "nonce"), now)
@@ -166,8 +164,9 @@ class OidcSignOn:
             return self._cached_provider[0]
         address = f"{self._oidc.issuer.rstrip('/')}/.well-known/openid-configuration"
         try:
-            async with await self._open() as client:
-                provider = msgspec.json.decode(await _fetch(client, "GET", address), type=_Provider)
+            async with self._connect() as client:
+                metadata = await _fetch(client, HttpRequest("GET", address))
+            provider = msgspec.json.decode(metadata, type=_Provider)
         except msgspec.DecodeError:
             raise _SignOnFailed(f"{address} does not describe a provider. Check `sign_on.oidc.issuer`.") from None
         if provider.issuer != self._oidc.issuer:
@@ -181,11 +180,7 @@ class OidcSignOn:
         self._cached_provider = (provider, now + PROVIDER_LIFETIME)
         return provider
 
-    async def _open(self) -> "AsyncClient":
-        # In a thread: agents must not wait while certificates are read from the disk.
-        return await asyncio.to_thread(self._connect)
-
-    async def _exchange(self, client: "AsyncClient", provider: _Provider, code: str, verifier: str) -> str:
+    async def _exchange(self, client: HttpClient, provider: _Provider, code: str, verifier: str) -> str:
         form = {
             "grant_type": "authorization_code",
             "code": code,
@@ -200,7 +195,7 @@ class OidcSignOn:
         elif self._secret:
             form["client_secret"] = self._secret
         try:
-            answer = await _fetch(client, "POST", provider.token_endpoint, headers, form)
+            answer = await _fetch(client, make_form_request(provider.token_endpoint, form, headers))
             return msgspec.json.decode(answer, type=_Answer).id_token
         except msgspec.DecodeError:
             raise _SignOnFailed(
@@ -208,30 +203,15 @@ class OidcSignOn:
             ) from None
 
 
-async def _fetch(
-    client: "AsyncClient",
-    method: str,
-    url: str,
-    headers: Mapping[str, str] | None = None,
-    form: Mapping[str, str] | None = None,
-) -> bytes:
-    from httpx2 import HTTPError, InvalidURL
-
-    address, body = clean(url.partition("?")[0]), bytearray()
+async def _fetch(client: HttpClient, request: HttpRequest) -> bytes:
+    address = clean(request.url.partition("?")[0])
     try:
-        async with (
-            asyncio.timeout(TIMEOUT_SECONDS),
-            client.stream(method, url, headers=headers, data=form, follow_redirects=False) as response,
-        ):
-            async for chunk in response.aiter_bytes():
-                body += chunk
-                if len(body) > MAX_ANSWER_BYTES:
-                    raise _SignOnFailed(f"{address} answered with more than {MAX_ANSWER_BYTES:,} bytes.")
-    except (HTTPError, InvalidURL, TimeoutError, OSError) as error:
-        raise _SignOnFailed(f"Cannot reach {address} ({clean(str(error)) or type(error).__name__}).") from None
-    if response.status_code != 200:  # noqa: PLR2004 The status of HTTP for this.
-        raise _SignOnFailed(f"{address} answered with status {response.status_code}. Start again.")
-    return bytes(body)
+        answer = await client.fetch(request, max_bytes=MAX_ANSWER_BYTES, max_wait=TIMEOUT_SECONDS)
+    except HttpFailure as failure:
+        raise _SignOnFailed(f"Cannot reach {address} ({clean(failure.reason)}).") from None
+    if answer.status != 200:  # noqa: PLR2004 The status of HTTP for this.
+        raise _SignOnFailed(f"{address} answered with status {answer.status}. Start again.")
+    return answer.body
 
 
 def verify_id_token(
@@ -309,7 +289,7 @@ def _is_same(text: str, expected: str) -> bool:
 
 
 def make_oidc_sign_on(
-    spec: SignOnSpec, reveal: Callable[[str], str], connect: "Callable[[], AsyncClient]"
+    spec: SignOnSpec, reveal: Callable[[str], str], connect: Callable[[], HttpClient]
 ) -> OidcSignOn | None:
     """Make the sign-on of the configured provider; None without one.
 
@@ -326,7 +306,7 @@ def make_oidc_sign_on(
     return OidcSignOn(spec, spec.oidc, secret, connect)
 
 
-async def check_sign_on(app: Runtime, connect: "Callable[[], AsyncClient]") -> Check | None:
+async def check_sign_on(app: Runtime, connect: Callable[[], HttpClient]) -> Check | None:
     """Check the sign-on that the fleet's file configures; None without one."""
     try:
         fleet_file = read_local_fleet(app.settings)

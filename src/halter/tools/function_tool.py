@@ -51,6 +51,7 @@ from halter.core.folders import RootedTool
 from halter.core.money import usd_to_micros
 from halter.core.provenance import Declaration, Reach, Reads, guess_declaration
 from halter.core.text import join_names, reject_unknown_options, write_out_options
+from halter.core.threads import ThreadPerTaskExecutor
 from halter.core.tools import (
     DEFAULT_TOOL_TIMEOUT,
     DOLLAR,
@@ -73,7 +74,7 @@ from halter.core.tools import (
     refine_declaration,
     substitute_secrets,
 )
-from halter.tools.process import MAX_OUTPUT, ThreadPerTaskExecutor, check_findable, run_forked, run_isolated, to_output
+from halter.tools.process import MAX_OUTPUT, check_findable, run_forked, run_isolated, to_output
 from halter.tools.trusted_code import TrustCheck
 
 if TYPE_CHECKING:

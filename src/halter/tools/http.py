@@ -1,96 +1,24 @@
 """HTTP to allowed hosts at public addresses only, pinned to the checked address.
 
-A name is resolved once, all of its addresses are checked, and the connection goes to a checked address, so DNS
-rebinding has no effect. Each redirect passes all checks again.
+Each redirect passes all checks again.
 """
 
-import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import TYPE_CHECKING, Final, TypedDict, Unpack
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_network
+from typing import Final, TypedDict, Unpack
 
 from halter.core.errors import ConfigError
 from halter.core.text import reject_unknown_options
 from halter.core.tools import Failed, Unstoppable
+from halter.net.addresses import AddressCheck, ResolveHost, resolve_host
+from halter.net.client import HttpClient, HttpRequest, HttpResponse, WebUrl
+from halter.net.failures import HttpFailure
+from halter.net.httpx_transport import HttpxTerms, HttpxTransport
 from halter.tools.function_tool import CallKey, FunctionTool, tool
-from halter.tools.process import ThreadPerTaskExecutor, bytes_to_text
+from halter.tools.process import bytes_to_text
 
-if TYPE_CHECKING:
-    from httpx2 import URL, AsyncClient, Request, Response
-
-IpAddress = IPv4Address | IPv6Address
-IpNetwork = IPv4Network | IPv6Network
-
-ResolveHost = Callable[[str, int], Awaitable[Sequence[str]]]
-
-_GLOBAL_V6: Final = IPv6Network("2000::/3")
-_NAT64: Final = IPv6Network("64:ff9b::/96")
-# Tunnels and special-purpose networks in the global ranges: they can lead to addresses that are not public. The last
-# line is what a cloud answers only to its own machines: Azure's wire server, and the services of IBM Cloud.
-_SPECIAL_NETWORKS: Final = tuple(
-    map(
-        ip_network,
-        (
-            *("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2002::/16", "3fff::/20"),
-            *("168.63.129.16/32", "161.26.0.0/16", "166.8.0.0/14"),
-        ),
-    )
-)
-
-
-def is_public(address: IpAddress) -> bool:
-    """Return true if an address belongs to the public internet."""
-    inner_address = _unwrap_address(address)
-    if isinstance(inner_address, IPv6Address) and inner_address not in _GLOBAL_V6:
-        return False
-    return inner_address.is_global and not inner_address.is_multicast and not _is_in(inner_address, _SPECIAL_NETWORKS)
-
-
-def check_addresses(host: str, addresses: Sequence[str], allowed: Sequence[IpNetwork]) -> Sequence[str]:
-    """Return the addresses of a host if all of them are allowed; raise Failed otherwise."""
-    if not addresses:
-        raise Failed("UnknownHost", f"{host} has no address.")
-    for address in addresses:
-        parsed_address = ip_address(address.partition("%")[0])
-        if not is_public(parsed_address) and not _is_in(_unwrap_address(parsed_address), allowed):
-            raise Failed("ForbiddenAddress", f"{host} resolves to {address}, which is not a public address.")
-    return addresses
-
-
-async def resolve_host(host: str, port: int) -> Sequence[str]:
-    """Resolve with the system's resolver, which also reads decimal, octal and hexadecimal addresses."""
-    import asyncio
-
-    lookup = asyncio.get_running_loop().run_in_executor(ThreadPerTaskExecutor(), _resolve_addresses, host, port)
-    try:
-        return await lookup
-    except (OSError, UnicodeError) as error:
-        raise Failed("UnknownHost", f"Cannot resolve {host}: {error}") from error
-
-
-def _resolve_addresses(host: str, port: int) -> list[str]:
-    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(socket_address[0]) for *_, socket_address in infos))
-
-
-def _unwrap_address(address: IpAddress) -> IpAddress:
-    """Extract the IPv4 address that an IPv6 address carries."""
-    if isinstance(address, IPv4Address):
-        return address
-    if address in _NAT64:
-        return IPv4Address(int(address) & 0xFFFFFFFF)
-    return address.ipv4_mapped or address
-
-
-def _is_in(address: IpAddress, networks: Sequence[IpNetwork]) -> bool:
-    return any(address.version == network.version and address in network for network in networks)
-
-
-_MAX_REDIRECTS: Final = 5
-_REDIRECT_STATUSES: Final = frozenset({301, 302, 303, 307, 308})
 _RESERVED_HEADERS: Final = frozenset(
     {"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer", "accept-encoding"}
 )
@@ -111,23 +39,23 @@ def make_http_tools(hosts: Sequence[str], **options: Unpack[HttpOptions]) -> tup
     reject_unknown_options(options, HttpOptions.__optional_keys__, "the http tools")
     if not hosts:
         raise ConfigError("The http tools have no hosts. List the allowed hosts, as in hosts: [api.example.com].")
+    allowed = tuple(ip_network(network) for network in options.get("allow_addresses", ()))
     web = WebAccess(
         _patterns(hosts),
-        tuple(ip_network(network) for network in options.get("allow_addresses", ())),
+        AddressCheck(options.get("resolve", resolve_host), allowed),
         options.get("max_bytes", 2_000_000),
         options.get("timeout", 30),
-        options.get("resolve", resolve_host),
         options.get("tls"),
     )
 
     async def http_get(url: str, headers: dict[str, str] | None = None) -> str:
         """Fetch a URL with GET. Redirects are followed."""
-        return await web.ask(OutgoingRequest("GET", url, headers or {}))
+        return await web.ask("GET", url, headers or {})
 
     async def http_post(url: str, body: str, key: CallKey, headers: dict[str, str] | None = None) -> str:
         """Send a body with POST, as JSON unless a header sets the content type. Redirects are not followed."""
         request_headers = {"content-type": "application/json", "idempotency-key": key, **_lower_names(headers or {})}
-        return await web.ask(OutgoingRequest("POST", url, request_headers, body.encode()))
+        return await web.ask("POST", url, request_headers, body)
 
     timeout = 2 * web.timeout
     return (
@@ -156,135 +84,64 @@ def make_http_tools(hosts: Sequence[str], **options: Unpack[HttpOptions]) -> tup
 
 
 @dataclass(frozen=True)
-class OutgoingRequest:
-    method: str
-    url: str
-    headers: Mapping[str, str]
-    body: bytes = b""
-
-
-@dataclass(frozen=True)
 class WebAccess:
     """The hosts that requests may reach, and the bounds on their responses."""
 
     hosts: tuple[str, ...]
-    allowed: tuple[IpNetwork, ...]
+    addresses: AddressCheck
     max_bytes: int
     timeout: float
-    resolve: ResolveHost
     tls: ssl.SSLContext | None
 
-    async def ask(self, request: OutgoingRequest) -> str:
-        """Send a request and follow redirects; each redirect is checked again."""
-        from httpx2 import AsyncClient
-
-        async with AsyncClient(verify=self._tls, trust_env=False, timeout=self.timeout) as client:
-            for _ in range(_MAX_REDIRECTS + 1):
-                result = await self._ask_once(client, request)
-                if isinstance(result, str):
-                    return result
-                request = result
-        raise Failed("TooManyRedirects", f"more than {_MAX_REDIRECTS} redirects, the last one to {request.url}.")
-
-    @cached_property
-    def _tls(self) -> ssl.SSLContext:
-        return self.tls or make_tls_context()
-
-    async def _ask_once(self, client: "AsyncClient", request: OutgoingRequest) -> "str | OutgoingRequest":
-        from httpx2 import LocalProtocolError, TransportError
-
-        url = self._require_permitted(request.url)
-        host = url.raw_host.decode()
-        addresses = check_addresses(host, await self.resolve(host, _port(url)), self.allowed)
+    async def ask(self, method: str, url: str, headers: Mapping[str, str], body: str = "") -> str:
+        """Send a request. Redirects of a GET are followed; each is checked again."""
+        sent_headers = _lower_names(headers)
+        if reserved_names := sent_headers.keys() & _RESERVED_HEADERS:
+            raise Failed("BadHeader", f"{', '.join(sorted(reserved_names))} cannot be set by a call.")
+        is_read = method == "GET"
+        request = HttpRequest(method, url, sent_headers, body.encode())
+        terms = HttpxTerms(connect_timeout=self.timeout, read_timeout=self.timeout, tls=self.tls)
         try:
-            return await self._send(client, request, url, addresses)
-        except LocalProtocolError as error:
-            raise Failed("BadRequest", f"invalid request: {error}") from error
-        except TransportError as error:
-            if request.method == "GET":
-                raise
-            raise Unstoppable(
-                f"The response of {host} was lost ({error!r}); it is unknown whether the request took effect."
-            ) from error
-
-    async def _send(
-        self, client: "AsyncClient", request: OutgoingRequest, url: "URL", addresses: Sequence[str]
-    ) -> "str | OutgoingRequest":
-        response = await _send_request(client, request, url, addresses)
-        try:
-            if (
-                request.method == "GET"
-                and response.status_code in _REDIRECT_STATUSES
-                and "location" in response.headers
+            async with (
+                HttpClient(HttpxTransport(terms), self.addresses, self._require_permitted) as client,
+                client.open(request, "any" if is_read else "none") as response,
             ):
-                location = response.headers["location"]
-                from httpx2 import InvalidURL
+                return await self._describe_response(response)
+        except HttpFailure as failure:
+            if failure.is_sent and not is_read and failure.kind != "BadRequest":
+                raise Unstoppable(
+                    f"The response of {failure.host} was lost ({failure.reason}); it is unknown whether the request "
+                    "took effect."
+                ) from failure
+            raise Failed(failure.kind, _explain(failure)) from failure
 
-                try:
-                    target = url.join(location)
-                except InvalidURL as error:
-                    raise Failed("BadUrl", f"{url.host} redirects to an invalid URL: {error}") from error
-                is_same_origin = (target.scheme, target.raw_host, _port(target)) == (
-                    url.scheme,
-                    url.raw_host,
-                    _port(url),
-                )
-                return replace(request, url=str(target)) if is_same_origin else OutgoingRequest("GET", str(target), {})
-            return await self._describe_response(response)
-        finally:
-            await response.aclose()
-
-    def _require_permitted(self, text: str) -> "URL":
-        from httpx2 import URL, InvalidURL
-
-        try:
-            url = URL(text)
-            host = url.raw_host.decode().lower().rstrip(".")
-        except (InvalidURL, UnicodeError) as error:
-            raise Failed("BadUrl", f"Invalid URL {text[:100]}: {error}") from error
-        if url.scheme not in {"http", "https"} or not host:
-            raise Failed("BadUrl", f"Invalid URL {text[:100]}: it must begin with https:// or http://.")
-        if url.userinfo:
-            raise Failed("BadUrl", "a URL cannot contain a user name or password. Use a header.")
+    def _require_permitted(self, url: WebUrl) -> None:
+        host = url.host.lower().rstrip(".")
         if not any(matches_host(host, pattern) for pattern in self.hosts):
             raise Failed("HostNotAllowed", f"{host} is not an allowed host. Allowed: {', '.join(self.hosts)}.")
-        return url
 
-    async def _describe_response(self, response: "Response") -> str:
+    async def _describe_response(self, response: HttpResponse) -> str:
         data = bytearray()
-        async for chunk in response.aiter_raw():
-            data += chunk
+        async for piece in response.pieces():
+            data += piece
             if len(data) > self.max_bytes:
                 break
         note = "\n[response truncated]" if len(data) > self.max_bytes else ""
-        body = _decode_body(bytes(data[: self.max_bytes]), response.charset_encoding, 2 * self.max_bytes)
+        body = _decode_body(bytes(data[: self.max_bytes]), response.charset, 2 * self.max_bytes)
         header_lines = [
             f"{name}: {response.headers[name]}" for name in ("content-type", "location") if name in response.headers
         ]
-        return "\n".join([f"{response.status_code} {response.reason_phrase}", *header_lines, "", body]) + note
+        return "\n".join([f"{response.status} {response.reason}", *header_lines, "", body]) + note
 
 
-async def _send_request(
-    client: "AsyncClient", request: OutgoingRequest, url: "URL", addresses: Sequence[str]
-) -> "Response":
-    """Try the addresses in order; only a failure to connect leads to the next one."""
-    from httpx2 import ConnectError, ConnectTimeout
-
-    reason = ""
-    for address in addresses:
-        try:
-            return await client.send(_pin_address(client, request, url, address), stream=True)
-        except (ConnectError, ConnectTimeout) as error:
-            reason = str(error)
-    raise Failed("ConnectError", f"Cannot connect to {url.host}: {reason}")
-
-
-@cache
-def make_tls_context() -> ssl.SSLContext:
-    """Load the machine's certificates once per process."""
-    from httpx2 import create_ssl_context
-
-    return create_ssl_context(trust_env=False)
+def _explain(failure: HttpFailure) -> str:
+    match failure.kind:
+        case "ConnectError" | "ConnectTimeout":
+            return f"Cannot connect to {failure.host}: {failure.reason}"
+        case "BadUrl" | "BadRequest" | "UnknownHost" | "ForbiddenAddress" | "TooManyRedirects":
+            return failure.reason
+        case _:
+            return f"{failure.host} cannot be read: {failure.reason}"
 
 
 def matches_host(host: str, pattern: str) -> bool:
@@ -298,25 +155,6 @@ def _patterns(hosts: Sequence[str]) -> tuple[str, ...]:
                 f"Invalid host pattern {host!r}: use a host name, *.NAME for its subdomains, or * for all."
             )
     return tuple(host.lower().rstrip(".") for host in hosts)
-
-
-def _pin_address(client: "AsyncClient", request: OutgoingRequest, url: "URL", address: str) -> "Request":
-    """Build a request to one address, with the host name for the Host header and the certificate check."""
-    headers = _lower_names(request.headers)
-    reserved_names = headers.keys() & _RESERVED_HEADERS
-    if reserved_names:
-        raise Failed("BadHeader", f"{', '.join(sorted(reserved_names))} cannot be set by a call.")
-    return client.build_request(
-        request.method,
-        url.copy_with(host=address),
-        headers={**headers, "host": url.netloc.decode(), "accept-encoding": "identity"},
-        content=request.body or None,
-        extensions={"sni_hostname": url.raw_host.decode()},
-    )
-
-
-def _port(url: "URL") -> int:
-    return url.port or (443 if url.scheme == "https" else 80)
 
 
 def _lower_names(headers: Mapping[str, str]) -> dict[str, str]:

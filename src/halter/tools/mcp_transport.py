@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Self
 import msgspec
 
 from halter.core.tools import Failed
-from halter.tools.http import make_tls_context
+from halter.net.tls import make_tls_context
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream

@@ -21,21 +21,20 @@ import socket
 import stat
 import subprocess
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache, partial
 from mimetypes import guess_extension
 from pathlib import Path
-from typing import IO, Any, Final, NoReturn, ParamSpec, TextIO, TypeVar, cast
+from typing import IO, Any, Final, NoReturn, TextIO, cast
 
 import msgspec
 
 from halter.core.errors import ConfigError
 from halter.core.processes import ForkLock, fork, print_masked_output
 from halter.core.text import decode_body, encode_body
+from halter.core.threads import ThreadPerTaskExecutor
 from halter.core.tools import AGENT_VARIABLE, Failed, File, Output, Unstoppable
 from halter.tools.trusted_code import TrustedFiles
 
@@ -180,9 +179,6 @@ def _json(result: Any) -> str:
         ) from error
 
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 PROGRAM_FOLDERS: Final = ("/usr/local/bin", "/usr/bin", "/bin")
 """The folders in which the sandbox, and commands of agents, are searched for."""
 
@@ -239,29 +235,6 @@ def observe_groups(on_change: Callable[[Collection[int]], None]) -> Generator[No
 def forget_groups() -> None:
     """Clear the groups in a fork: those of the parent do not belong to it."""
     _GROUPS.forget()
-
-
-class ThreadPerTaskExecutor(Executor):
-    """Runs each task in its own daemon thread.
-
-    Hanging tasks would exhaust a pool, and a pool would be joined at exit.
-    """
-
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        future: Future[T] = Future()
-        threading.Thread(target=_fulfil_future, args=(future, partial(fn, *args, **kwargs)), daemon=True).start()
-        return future
-
-
-def _fulfil_future(future: "Future[Any]", work: Callable[[], Any]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        result = work()
-    except BaseException as error:  # noqa: BLE001 A future carries every exception to its waiter.
-        future.set_exception(error)
-    else:
-        future.set_result(result)
 
 
 class ProcessSpec(msgspec.Struct, frozen=True):

@@ -4,18 +4,20 @@ import re
 from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import Any, Final, Protocol
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
-import httpx2
 import msgspec
 
 from halter.core.errors import NotDone, StoreUnavailable
+from halter.net.client import SERVER_ERROR, HttpClient, HttpRequest, make_json_request
+from halter.net.failures import HttpFailure
 from halter.operations.actor import Actor, Operation
 from halter.operations.registry import OPERATIONS
 
 BY_NAME: Final[Mapping[str, Operation]] = {each.name: each for each in OPERATIONS}
 UNAUTHORIZED: Final = 401
-SERVER_ERROR: Final = 500
+MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
+MAX_WAIT_SECONDS: Final = 60
 _HEADER_WORD: Final = re.compile(r"[!-~]+")
 
 
@@ -72,7 +74,7 @@ class _Refusal(msgspec.Struct, frozen=True):
 class ServerSource:
     """A server's HTTP API, with the rights of a token."""
 
-    def __init__(self, url: str, token: str, client: httpx2.AsyncClient) -> None:
+    def __init__(self, url: str, token: str, client: HttpClient) -> None:
         self._url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"}
         self._client = client
@@ -80,20 +82,35 @@ class ServerSource:
     async def call(self, name: str, **parameters: Any) -> Any:
         operation = BY_NAME[name]
         path, remaining = _fill_path(operation, parameters)
-        payload: dict[str, Any] = {"json": remaining} if operation.writes else {"params": remaining}
-        method = "POST" if operation.writes else "GET"
+        url = f"{self._url}/api{path}"
+        if operation.writes:
+            request = make_json_request("POST", url, remaining, self._headers)
+        else:
+            query = urlencode({name: _format_query_value(value) for name, value in remaining.items()}, doseq=True)
+            request = HttpRequest("GET", f"{url}?{query}", self._headers)
         try:
-            answer = await self._client.request(method, f"{self._url}/api{path}", headers=self._headers, **payload)
-        except httpx2.HTTPError as error:
-            raise StoreUnavailable(f"{self._url} does not answer: {error or type(error).__name__}.") from None
+            answer = await self._client.fetch(request, max_bytes=MAX_ANSWER_BYTES, max_wait=MAX_WAIT_SECONDS)
+        except HttpFailure as failure:
+            raise StoreUnavailable(f"{self._url} does not answer: {failure.reason}.") from None
         if answer.is_success:
-            return _decode(answer.content, operation.result, self._url)
-        if answer.status_code == UNAUTHORIZED:
+            return _decode(answer.body, operation.result, self._url)
+        if answer.status == UNAUTHORIZED:
             raise NotDone(f"{self._url} does not know this token. Check `halter tokens` there.", "forbidden")
-        text = _read_refusal(answer.content) or f"{self._url} answered with status {answer.status_code}."
-        if answer.status_code >= SERVER_ERROR:
+        text = _read_refusal(answer.body) or f"{self._url} answered with status {answer.status}."
+        if answer.status >= SERVER_ERROR:
             raise StoreUnavailable(text)
         raise NotDone(text, "refused")
+
+
+def _format_query_value(value: Any) -> Any:
+    """Write booleans and null as the API reads them."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case None:
+            return ""
+        case _:
+            return value
 
 
 def _fill_path(operation: Operation, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

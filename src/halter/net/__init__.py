@@ -1,0 +1,1 @@
+"""Outgoing HTTP: every request of this program to another machine is sent from here."""
