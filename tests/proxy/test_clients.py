@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from halter.core.events import RequestSettled, RequestStarted, SessionStarted
-from halter.external.relay import find_proxy
+from halter.net.proxies import find_proxy
 
 CLAUDE, GPT = "claude-haiku-5-5", "gpt-4o-mini"
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

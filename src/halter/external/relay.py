@@ -6,13 +6,10 @@ door runs the relay like any model: with a permit, a hold, a deadline and a watc
 """
 
 import asyncio
-import io
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
+from typing import Any, Final
 
 import msgspec
 
@@ -22,14 +19,14 @@ from halter.core.messages import Prompt, Reply, Text, TextListener
 from halter.core.ports import Store
 from halter.core.text import clean, shorten
 from halter.core.tools import Permit, PermitGate
-from halter.core.usage import ModelName, Usage, is_local_address
+from halter.core.usage import ModelName, Usage
 from halter.external.dialect import CHAT, DialectName, ModelCall, WireDialect
 from halter.external.refusals import Headers, Refusal, asks_by_litellm, render_in_stream, render_refusal
 from halter.models.wire import CONNECT_TIMEOUT_SECONDS
 from halter.models.wire_format import MAX_ANSWER_BYTES, UsageReader
-
-if TYPE_CHECKING:
-    from aiohttp import ClientResponse, ClientSession
+from halter.net.aiohttp_transport import AiohttpTransport
+from halter.net.client import HttpRequest, HttpResponse, HttpTransport
+from halter.net.failures import HttpFailure
 
 AsgiMessage = MutableMapping[str, Any]
 Send = Callable[[AsgiMessage], Awaitable[None]]
@@ -69,12 +66,8 @@ _BETAS: Final = b"anthropic-beta"
 _UNPRICED_BETAS: Final = (b"fast-mode-", b"mcp-client-", b"server-side-fallback")
 """Betas that cost what no price covers."""
 _UNRETURNED_HEADERS: Final = _HOP_BY_HOP | {b"set-cookie", b"date", b"server"}
-_ADDED_BY_LIBRARY: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
-MAX_HEADER_BYTES: Final = 64 * 1024
 MAX_PARSED_BYTES: Final = 2 * 1024 * 1024
 """The largest event or whole answer that is parsed. It may repeat what a client sent, and parsing holds the loop."""
-_LARGE_BODY: Final = 1024 * 1024
-"""The library accepts a larger body only as a file."""
 _TEMPORARY_STATUSES: Final = frozenset((408, 409, 425, 429))
 _PERSON_STATUSES: Final = frozenset((401, 402, 403, 404))
 _UNBILLED_STATUSES: Final = frozenset((429, 529))
@@ -123,36 +116,9 @@ def list_priced_betas(header: bytes) -> list[bytes]:
     return [beta for beta in betas if beta and not beta.lower().startswith(_UNPRICED_BETAS)]
 
 
-def open_pool(upstream: Upstream) -> "ClientSession":
-    """Open the connection pool of a provider: no retries, no deadline, and no headers except the client's."""
-    import aiohttp
-
-    async def on_connection(_session: object, context: Any, _params: object) -> None:
-        exchange: RelayExchange = context.trace_request_ctx
-        exchange.sent = True
-
-    trace = aiohttp.TraceConfig()
-    trace.on_connection_create_end.append(on_connection)
-    trace.on_connection_reuseconn.append(on_connection)
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_SECONDS),
-        skip_auto_headers=_ADDED_BY_LIBRARY,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        proxy=find_proxy(upstream.url),
-        trace_configs=[trace],
-        max_line_size=MAX_HEADER_BYTES,
-        max_field_size=MAX_HEADER_BYTES,
-    )
-
-
-def find_proxy(url: str) -> str | None:
-    """Find the HTTP proxy that the environment names for an address on another machine."""
-    host = urlsplit(url).hostname or ""
-    if is_local_address(url) or proxy_bypass(host):
-        return None
-    proxies = getproxies()
-    return proxies.get(urlsplit(url).scheme) or proxies.get("all")
+def open_pool(upstream: Upstream) -> HttpTransport:
+    """Open the connections to a provider: no retries, no deadline, and no headers except the client's."""
+    return AiohttpTransport(upstream.url, CONNECT_TIMEOUT_SECONDS)
 
 
 class ClientConnection:
@@ -291,7 +257,7 @@ class RelayExchange:
 
     def __init__(
         self,
-        pool: "ClientSession",
+        pool: HttpTransport,
         upstream: Upstream,
         client: ClientConnection,
         address: str,
@@ -319,39 +285,25 @@ class RelayExchange:
             if self.answer_id:
                 self._on_answer_id(self.answer_id)
 
-    async def open(self, method: str, body: bytes) -> "ClientResponse":
+    async def open(self, method: str, body: bytes) -> HttpResponse:
         """Send the request; return when the answer's headers have arrived. Raises ModelError."""
-        from aiohttp import ClientError
-        from yarl import URL
-
+        request = HttpRequest(method, self._address, self._headers, body, on_sent=self._mark_sent)
         try:
-            return await self._pool.request(
-                method,
-                URL(self._address, encoded=True),
-                headers=[(name.decode("ascii"), _decode_value(value)) for name, value in self._headers],
-                data=body if len(body) <= _LARGE_BODY else io.BytesIO(body),
-                allow_redirects=False,
-                trace_request_ctx=self,
-            )
-        except (ClientError, OSError, ValueError) as error:
-            raise self.make_failure(error) from None
+            return await self._pool.send(request)
+        except HttpFailure as failure:
+            raise self.make_failure(failure) from None
 
-    def make_failure(self, error: Exception, reader: UsageReader | None = None) -> ModelUnavailable:
+    def _mark_sent(self) -> None:
+        self.sent = True
+
+    def make_failure(self, failure: HttpFailure, reader: UsageReader | None = None) -> ModelUnavailable:
         """Make the error of a lost connection. Nothing is billed if nothing was sent."""
-        text = shorten(clean(str(error)) or type(error).__name__, 200)
+        text = shorten(clean(failure.reason), 200)
         if not self.sent:
             return ModelUnavailable(f"ConnectionFailed: cannot reach {self.upstream.provider}: {text}", billed=False)
         usage, final = (None, False) if reader is None else (reader.usage, reader.final)
         sentence = f"ConnectionLost: the connection to {self.upstream.provider} was lost during its answer: {text}"
         return ModelUnavailable(sentence, billed=True, usage=usage, final=final)
-
-
-def _decode_value(value: bytes) -> str:
-    """Decode the value of a header to text that is sent as the same bytes; a value that is not UTF-8 is Latin-1."""
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value.decode("latin-1")
 
 
 @PermitGate
@@ -367,19 +319,19 @@ async def _pass_on(exchange: RelayExchange, call: ModelCall, body: bytes) -> Rep
         reply = conclude_answer(exchange.upstream, call.dialect, response.status, reader)
         return msgspec.structs.replace(reply, id=exchange.answer_id)
     finally:
-        response.close()
+        await response.aclose()
 
 
-def _is_stream(response: "ClientResponse") -> bool:
+def _is_stream(response: HttpResponse) -> bool:
     return response.headers.get("content-type", "").startswith("text/event-stream")
 
 
-def list_answer_headers(response: "ClientResponse") -> Headers:
+def list_answer_headers(response: HttpResponse) -> Headers:
     headers = ((name.lower(), value) for name, value in response.raw_headers)
     return [(name, value) for name, value in headers if name not in _UNRETURNED_HEADERS]
 
 
-async def _pass_whole(exchange: RelayExchange, response: "ClientResponse", reader: UsageReader) -> None:
+async def _pass_whole(exchange: RelayExchange, response: HttpResponse, reader: UsageReader) -> None:
     data = await read_whole(exchange, response, reader)
     exchange.read_answer_id(data, streams=False)
     headers = [*list_answer_headers(response), (b"content-length", b"%d" % len(data))]
@@ -387,34 +339,30 @@ async def _pass_whole(exchange: RelayExchange, response: "ClientResponse", reade
 
 
 async def _read_pieces(
-    exchange: RelayExchange, response: "ClientResponse", reader: UsageReader | None
+    exchange: RelayExchange, response: HttpResponse, reader: UsageReader | None
 ) -> AsyncIterator[bytes]:
     """Yield the chunks of an answer as they arrive. Raises ModelError."""
-    from aiohttp import ClientError
-
     remaining = MAX_ANSWER_BYTES
     try:
-        while chunk := await response.content.readany():
+        while chunk := await response.read_piece():
             remaining -= len(chunk)
             if remaining < 0:
                 raise ModelUnavailable(f"BadAnswer: the answer of {exchange.upstream.provider} is too large")
             if reader is not None:
                 reader.feed(chunk)
             yield chunk
-    except (ClientError, OSError) as error:
-        raise exchange.make_failure(error, reader) from None
+    except HttpFailure as failure:
+        raise exchange.make_failure(failure, reader) from None
     if reader is not None:
         reader.close()
 
 
-async def read_whole(exchange: RelayExchange, response: "ClientResponse", reader: UsageReader | None = None) -> bytes:
+async def read_whole(exchange: RelayExchange, response: HttpResponse, reader: UsageReader | None = None) -> bytes:
     """Read a whole answer. Raises ModelError if the connection is lost or the answer is too large."""
     return b"".join([chunk async for chunk in _read_pieces(exchange, response, reader)])
 
 
-async def _pass_stream(
-    exchange: RelayExchange, call: ModelCall, response: "ClientResponse", reader: UsageReader
-) -> None:
+async def _pass_stream(exchange: RelayExchange, call: ModelCall, response: HttpResponse, reader: UsageReader) -> None:
     """Forward a stream in whole events, so that an error can follow any of them."""
     client, drops_usage = exchange.client, call.dialect is CHAT and not call.asks_usage
     await client.start(response.status, list_answer_headers(response), streams=True)

@@ -43,6 +43,8 @@ from halter.guard.request import AnsweredRequest, FailedRequest, ModelRequest, R
 from halter.loop.session_runtime import cancel_and_wait
 from halter.models.providers import Prices, find_listed_window
 from halter.models.wire_format import UsageReader
+from halter.net.failures import convert_error
+from halter.net.sdk_pool import open_plain_client, wrap_blocking_transport, wrap_transport
 
 C = TypeVar("C")
 
@@ -68,7 +70,6 @@ RequestTask = asyncio.Future[AnsweredRequest | RefusedRequest | FailedRequest]
 
 _PROVIDER_BY_HOST: Final = {"api.anthropic.com": "anthropic", "api.openai.com": "openai"}
 _FREE_PATHS: Final = ("/messages/count_tokens", "/responses/input_tokens")
-_UNSENT_ERRORS: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
 
 
 def guard_client(client: C, open_session: OpenSession, thread: LoopThread | None, provider: str) -> C:
@@ -80,11 +81,11 @@ def guard_client(client: C, open_session: OpenSession, thread: LoopThread | None
     sdk_client: Any = client
     inner = getattr(sdk_client, "_client", None)  # The SDKs have no public name for it.
     if isinstance(inner, httpx2.AsyncClient) and thread is None:
-        http: Any = httpx2.AsyncClient(transport=GuardedTransport(inner, open_session, provider), timeout=inner.timeout)
+        http: Any = wrap_transport(GuardedTransport(inner, open_session, provider), inner.timeout)
     elif isinstance(inner, httpx2.Client) and thread is not None:
-        async_client = httpx2.AsyncClient(timeout=inner.timeout, follow_redirects=True)
+        async_client = open_plain_client(inner.timeout)
         transport = BlockingTransport(GuardedTransport(async_client, open_session, provider), thread)
-        http = httpx2.Client(transport=transport, timeout=inner.timeout)
+        http = wrap_blocking_transport(transport, inner.timeout)
     else:
         raise ConfigError(
             f"Cannot guard {type(client).__name__}. Pass AsyncOpenAI or AsyncAnthropic to a Guard or its session, and "
@@ -250,7 +251,7 @@ class _SdkModel:
         except httpx2.HTTPError as error:
             self.error = error
             sentence = f"ConnectionLost: the connection to {self._upstream.provider} was lost: {error}"
-            is_billed = not isinstance(error, _UNSENT_ERRORS)
+            is_billed = convert_error(error).is_sent
             raise ModelUnavailable(sentence, billed=is_billed, usage=reader.usage, final=reader.final) from error
         reader.close()
         return conclude_answer(self._upstream, self.call.dialect, response.status_code, reader)

@@ -12,15 +12,13 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from halter.core.errors import ConfigError, ModelUnusable
 from halter.core.text import clean, shorten
+from halter.net.sdk_pool import SdkRequest
 from halter.spec.models import CloudName
-
-if TYPE_CHECKING:
-    import httpx2
 
 FindKey = Callable[[str], str | None]
 _SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
@@ -39,7 +37,7 @@ class CloudCredentials(Protocol):
         """Find the credentials, or renew them. Raises ModelUnusable if there are none."""
         ...
 
-    def sign(self, request: "httpx2.Request") -> None:
+    def sign(self, request: SdkRequest) -> None:
         """Add the credentials to a request, in place of any key."""
         ...
 
@@ -91,7 +89,7 @@ class GoogleCredentials:
         except GoogleAuthError as error:
             raise _explain("google", error) from None
 
-    def sign(self, request: "httpx2.Request") -> None:
+    def sign(self, request: SdkRequest) -> None:
         _drop_keys(request)
         request.headers["authorization"] = f"Bearer {self._credentials.token}"
 
@@ -135,7 +133,7 @@ class AwsCredentials:
             raise _explain("aws", "no provider in its chain has any")
         return AwsKeys(frozen_credentials.access_key, frozen_credentials.secret_key, frozen_credentials.token or "")
 
-    def sign(self, request: "httpx2.Request") -> None:
+    def sign(self, request: SdkRequest) -> None:
         _drop_keys(request)
         timestamp = self._now().strftime("%Y%m%dT%H%M%SZ")
         request.headers["x-amz-date"] = timestamp
@@ -172,6 +170,6 @@ def sign_request(secret: str, timestamp: str, scope: tuple[str, ...], canonical:
     return hmac.new(key, text.encode(), "sha256").hexdigest()
 
 
-def _drop_keys(request: "httpx2.Request") -> None:
+def _drop_keys(request: SdkRequest) -> None:
     for name in _KEY_HEADERS:
         request.headers.pop(name, None)

@@ -30,12 +30,11 @@ An error quotes the provider's message or the beginning of an unreadable answer.
 """
 
 import asyncio
-import os
 import re
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from functools import cache, partial
+from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import urlsplit
@@ -64,12 +63,15 @@ from halter.models.wire_format import (
     read_native_answer,
     shape_history,
 )
+from halter.net.client import HttpClient, HttpRequest, ignore_sending
+from halter.net.failures import HttpFailure, find_system_reason, is_unreadable, list_causes, list_sdk_errors
+from halter.net.httpx_transport import HttpxTerms, HttpxTransport
+from halter.net.sdk_pool import AnswerReader, SdkRequest, SdkResponse, UnreadableAnswer, open_sdk_pool
+from halter.net.tls import make_tls_context
 from halter.spec.models import ThinkingEffort, WireFormat
 
 if TYPE_CHECKING:
-    import ssl
-
-    import httpx2
+    from httpx2 import AsyncClient
     from openai import AsyncOpenAI
     from pydantic_ai.exceptions import ModelAPIError, ModelHTTPError
     from pydantic_ai.messages import ModelResponse
@@ -118,7 +120,7 @@ class Exchange:
         self.sent = False
         self.excerpt = b""
         """The beginning of the answer's body."""
-        self._opened: list[httpx2.Response] = []
+        self._opened: list[SdkResponse] = []
         self._meter: UsageReader | None = None
 
     @property
@@ -139,7 +141,10 @@ class Exchange:
         """True if the answer is a redirect, which is not followed."""
         return bool(self._opened) and self._opened[-1].is_redirect
 
-    def add_response(self, response: "httpx2.Response", reader: UsageReader) -> None:
+    def mark_sent(self) -> None:
+        self.sent = True
+
+    def add_response(self, response: SdkResponse, reader: UsageReader) -> None:
         self._opened.append(response)
         self._meter = reader
         self.excerpt = b""
@@ -172,67 +177,48 @@ NO_KEY: Final = "no-key"
 """Sent if no key is needed: without one, the SDKs take a key from the environment."""
 
 _OWN_MODELS: Final = ("gpt-", "o1", "o3", "o4", "chatgpt-")
-_SENDING: Final = ".send_request_headers.started"
 
 
-async def _note_request(terms: ExchangeTerms, request: "httpx2.Request") -> None:
-    """Sign a request, record when it is sent, and bound the time to connect."""
-    if terms.credentials is not None:
-        terms.credentials.sign(request)
-    exchange = current_exchange.get(None)
+class _ExchangeObserver:
+    """Signs the requests of one model, and reads the usage of their answers."""
 
-    async def trace(event: str, details: Mapping[str, Any]) -> None:
-        # The CONNECT request to a proxy is not the request itself.
-        if exchange is not None and event.endswith(_SENDING) and details["request"].method != b"CONNECT":
-            exchange.sent = True
+    def __init__(self, wire: WireFormat, model: str, credentials: CloudCredentials | None) -> None:
+        self._wire: WireFormat = wire
+        self._model = model
+        self._credentials = credentials
 
-    timeouts = {**request.extensions.get("timeout", {}), "connect": terms.connect_timeout}
-    request.extensions = {**request.extensions, "timeout": timeouts, "trace": trace}
+    def on_request(self, request: SdkRequest) -> Callable[[], None]:
+        if self._credentials is not None:
+            self._credentials.sign(request)
+        exchange = current_exchange.get(None)
+        return ignore_sending if exchange is None else exchange.mark_sent
 
-
-async def _note_response(wire: WireFormat, model: str, max_bytes: int, response: "httpx2.Response") -> None:
-    reader = UsageReader(wire, model)
-    exchange = current_exchange.get(None)
-    if exchange is not None:
-        exchange.add_response(response, reader)
-    decoder = response._get_content_decoder()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    response._decoder = _Bounded(decoder, max_bytes, reader, exchange)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    def on_response(self, response: SdkResponse) -> AnswerReader:
+        meter = UsageReader(self._wire, self._model)
+        exchange = current_exchange.get(None)
+        if exchange is not None:
+            exchange.add_response(response, meter)
+        return _MeteredAnswer(meter, exchange)
 
 
-class _Bounded:
-    """Decompresses an answer up to limits of size and depth: a small response can expand to a huge one."""
-
-    def __init__(self, decoder: "Any", max_bytes: int, reader: UsageReader, exchange: Exchange | None) -> None:
+class _MeteredAnswer:
+    def __init__(self, meter: UsageReader, exchange: Exchange | None) -> None:
+        self._meter = meter
         self._exchange = exchange
-        self._decoder = decoder
-        self._remaining_bytes = max_bytes
-        self._meter = reader
 
-    def decode(self, data: bytes) -> Iterator[bytes]:
-        yield from map(self._meter_chunk, self._decoder.decode(data))
+    def read(self, piece: bytes) -> None:
+        if self._exchange is not None:
+            self._exchange.add_chunk(piece)
+        self._meter.feed(piece)
+        self._check_depth()
 
-    def flush(self) -> Iterator[bytes]:
-        yield from map(self._meter_chunk, self._decoder.flush())
+    def end(self) -> None:
         self._meter.close()
         self._check_depth()
 
-    def _meter_chunk(self, chunk: bytes) -> bytes:
-        import httpx2
-
-        self._remaining_bytes -= len(chunk)
-        if self._remaining_bytes < 0:
-            raise httpx2.DecodingError("The answer is too long.")
-        if self._exchange is not None:
-            self._exchange.add_chunk(chunk)
-        self._meter.feed(chunk)
-        self._check_depth()
-        return chunk
-
     def _check_depth(self) -> None:
         if self._meter.too_deep:
-            import httpx2
-
-            raise httpx2.DecodingError("The answer is nested too deeply.")
+            raise UnreadableAnswer("The answer is nested too deeply.")
 
 
 class WireClient(msgspec.Struct, frozen=True):
@@ -242,30 +228,13 @@ class WireClient(msgspec.Struct, frozen=True):
 
 def open_wire_client(name: ModelName, wire: WireFormat, url: str, key: str, terms: ExchangeTerms) -> WireClient:
     """Import the provider's library, which takes seconds, and create its client. No connection is opened."""
-    import httpx2
-
-    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
-    hooks = {
-        "request": [partial(_note_request, terms)],
-        "response": [partial(_note_response, wire, name.model, terms.max_bytes)],
-    }
-    # A local address is reached without a proxy.
-    is_remote = not is_local_address(url)
-    tls = _share_tls_context(trust_env=is_remote)
-    pool = httpx2.AsyncClient(verify=tls, timeout=None, limits=limits, trust_env=is_remote, event_hooks=hooks)
+    observer = _ExchangeObserver(wire, name.model, terms.credentials)
+    pool = open_sdk_pool(url, observer, connect_timeout=terms.connect_timeout, max_bytes=terms.max_bytes)
     return WireClient(_model(name, wire, url, key or NO_KEY, pool, terms), pool)
 
 
-@cache
-def _share_tls_context(*, trust_env: bool) -> "ssl.SSLContext":
-    """Read the machine's certificates once, not for each model."""
-    import httpx2
-
-    return httpx2.create_ssl_context(trust_env=trust_env)
-
-
 def _model(
-    name: ModelName, wire: WireFormat, url: str, key: str, pool: "httpx2.AsyncClient", terms: ExchangeTerms
+    name: ModelName, wire: WireFormat, url: str, key: str, pool: "AsyncClient", terms: ExchangeTerms
 ) -> "Model[Any]":
     match wire:
         case "openai" | "responses":
@@ -283,7 +252,7 @@ def _model(
             return _google(name, url, key, pool, version="" if terms.credentials else None)
 
 
-def _openai(name: ModelName, wire: WireFormat, url: str, key: str, pool: "httpx2.AsyncClient") -> "Model[Any]":
+def _openai(name: ModelName, wire: WireFormat, url: str, key: str, pool: "AsyncClient") -> "Model[Any]":
     from openai import AsyncOpenAI
     from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
     from pydantic_ai.profiles.openai import OpenAIModelProfile
@@ -344,9 +313,7 @@ def uses_new_limit(name: ModelName) -> bool:
     return name.provider == "openai" or (model.startswith(_OWN_MODELS) and not model.startswith("gpt-oss"))
 
 
-def _google(
-    name: ModelName, url: str, key: str, pool: "httpx2.AsyncClient", *, version: str | None = None
-) -> "Model[Any]":
+def _google(name: ModelName, url: str, key: str, pool: "AsyncClient", *, version: str | None = None) -> "Model[Any]":
     from google.genai.client import Client
     from google.genai.types import HttpOptions, HttpRetryOptions
     from pydantic_ai.models.google import GoogleModel
@@ -361,7 +328,7 @@ def _google(
             config["automatic_continuation"] = False
             return contents, config
 
-    tls = _share_tls_context(trust_env=True)
+    tls = make_tls_context(uses_environment=True)
     options = HttpOptions(
         base_url=url,
         api_version=version,
@@ -506,11 +473,10 @@ def list_library_errors() -> tuple[type[Exception], ...]:
 
     It reads some answers without validating them; the errors that this raises mean an unreadable answer.
     """
-    import httpx2
     from pydantic_ai.exceptions import AgentRunError, UserError
 
     unreadable = (ValueError, LookupError, TypeError, AttributeError, AssertionError, ArithmeticError, RuntimeError)
-    return (AgentRunError, UserError, httpx2.HTTPError, httpx2.StreamError, *unreadable)
+    return (AgentRunError, UserError, *list_sdk_errors(), *unreadable)
 
 
 def translate_library_error(
@@ -523,23 +489,23 @@ def translate_library_error(
     is_started: bool = False,
     bills_errors: bool = False,
 ) -> ModelError:
-    import httpx2
     from pydantic_ai.exceptions import ModelAPIError, ModelConnectionError, ModelHTTPError, UserError
 
-    for cause in _list_causes(error):
-        if isinstance(cause, httpx2.DecodingError):
+    for cause in list_causes(error):
+        if is_unreadable(cause):
             return _make_bad_answer_error(name, key, exchange, cause)
     if exchange.led_elsewhere:
         sentence = f"Redirected: {name} answered with a redirect; set `base_url` to the address it redirects to"
         return ModelUnusable(sentence, billed=False)
+    is_connection_lost = isinstance(error, (ModelConnectionError, *list_sdk_errors()))
     match error:
         case ModelHTTPError():
             return _status(
                 error, name, key, exchange, is_started=is_started or error.in_stream, bills_errors=bills_errors
             )
-        case ModelConnectionError() | httpx2.HTTPError() | httpx2.StreamError() if not exchange.sent:
+        case _ if is_connection_lost and not exchange.sent:
             return ModelUnavailable(f"ConnectionFailed: {_describe_unreachable(error, name, key, url)}", billed=False)
-        case ModelConnectionError() | httpx2.HTTPError() | httpx2.StreamError():
+        case _ if is_connection_lost:
             if is_started:
                 return make_cut_error(name, exchange)
             return _unfinished_error(f"ConnectionLost: {name} gave no answer: {_quote_error(error, key)}", exchange)
@@ -585,23 +551,7 @@ def _describe_unreachable(error: Exception, name: ModelName, key: str, url: str)
     host = url_parts.netloc.rpartition("@")[2]
     location = f"{url_parts.scheme}://{host}{url_parts.path}" if host else str(name)
     remedy = f"check the server, the network, and `providers.{name.provider}.base_url` in agent.yaml"
-    return f"cannot reach {location} for {name} ({_find_system_reason(error) or _quote_error(error, key)}): {remedy}"
-
-
-def _find_system_reason(error: BaseException) -> str:
-    """Find the system's reason for a failed connection among the causes of an error."""
-    for cause in _list_causes(error):
-        if isinstance(cause, OSError) and cause.strerror:
-            return os.strerror(cause.errno).lower() if cause.errno and cause.errno > 0 else cause.strerror
-    return ""
-
-
-def _list_causes(error: BaseException | None) -> list[BaseException]:
-    causes: list[BaseException] = []
-    while error is not None and error not in causes:
-        causes.append(error)
-        error = error.__cause__ or error.__context__
-    return causes
+    return f"cannot reach {location} for {name} ({find_system_reason(error) or _quote_error(error, key)}): {remedy}"
 
 
 def has_unreadable_reasoning(error: Exception) -> bool:
@@ -756,20 +706,19 @@ class WireModel:
 
         Raises OSError if the provider does not answer.
         """
-        import httpx2
-
         path, headers = _PROBES[self.wire]
         url = f"{self._url.rstrip('/')}{path}"
         sent_headers = {name: value.format(key=self._key) for name, value in headers.items()} if self._key else {}
         is_remote = not is_local_address(self._url)
+        terms = HttpxTerms(PROBE_TIMEOUT_SECONDS, PROBE_TIMEOUT_SECONDS, uses_environment=is_remote)
+        request = HttpRequest("GET", url, sent_headers)
         try:
-            tls = _share_tls_context(trust_env=is_remote)
-            async with httpx2.AsyncClient(verify=tls, timeout=PROBE_TIMEOUT_SECONDS, trust_env=is_remote) as client:
-                return (await client.get(url, headers=sent_headers)).status_code
-        except httpx2.TimeoutException as error:
-            raise TimeoutError("no answer") from error
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise OSError(str(error) or type(error).__name__) from error
+            async with HttpClient(HttpxTransport(terms)) as client, client.open(request) as response:
+                return response.status
+        except HttpFailure as failure:
+            if failure.is_timeout:
+                raise TimeoutError("no answer") from failure
+            raise OSError(failure.reason) from failure
 
     async def aclose(self) -> None:
         connection, self._connection = self._connection, None

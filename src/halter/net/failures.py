@@ -48,6 +48,10 @@ class HttpFailure(HalterError):
         self.host = _find_host(address)
         self.is_sent = is_sent
 
+    @property
+    def is_timeout(self) -> bool:
+        return self.kind.endswith("Timeout")
+
 
 def describe_address(url: str) -> str:
     """Return a URL as it may be shown: its path, its query and its password can each contain a key."""
@@ -74,13 +78,18 @@ def convert_error(error: BaseException, url: str = "") -> HttpFailure:
 
 def describe_reason(error: BaseException) -> str:
     """Describe why a connection or a request failed, in the words of the system if it has any."""
+    name = type(error).__name__
+    return find_system_reason(error) or _REASONS.get(name) or str(error).rstrip(".") or name
+
+
+def find_system_reason(error: BaseException) -> str:
+    """Find the system's reason among the causes of an error; empty if it gave none."""
     for cause in list_causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             return f"its certificate is not valid: {cause.verify_message}"
         if isinstance(cause, OSError) and cause.strerror:
             return _describe_system_error(cause)
-    name = type(error).__name__
-    return _REASONS.get(name) or str(error).rstrip(".") or name
+    return ""
 
 
 def _describe_system_error(error: OSError) -> str:
@@ -111,12 +120,19 @@ def list_http_errors() -> tuple[type[Exception], ...]:
     """List the errors that the HTTP library raises for a request that fails."""
     import httpx2
 
-    return (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, UnicodeEncodeError, OSError)
+    return (*list_sdk_errors(), httpx2.InvalidURL, UnicodeEncodeError, OSError)
 
 
 @cache
-def list_unreadable_errors() -> tuple[type[Exception], ...]:
-    """List the errors of an answer that cannot be decoded, or is larger than it may be."""
+def list_sdk_errors() -> tuple[type[Exception], ...]:
+    """List the errors that the library raises in an SDK, which may pass them on."""
     import httpx2
 
-    return (httpx2.DecodingError,)
+    return (httpx2.HTTPError, httpx2.StreamError)
+
+
+def is_unreadable(error: BaseException) -> bool:
+    """Return True for the error of an answer that cannot be decompressed, or must not be read further."""
+    import httpx2
+
+    return isinstance(error, httpx2.DecodingError)

@@ -15,7 +15,7 @@ import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -59,6 +59,7 @@ from halter.loop.session_runtime import cancel_and_wait
 from halter.models.price_tables import make_prices
 from halter.models.providers import Prices, find_endpoint, find_listed_window, list_model_names
 from halter.models.wire import uses_new_limit
+from halter.net.client import HttpTransport
 from halter.policy.evaluation import ResolvedPolicy
 from halter.proxy.body_reader import BodyRead, BodyReader, BodyTooLarge, ReadRequest
 from halter.proxy.keys import DEFAULT_MAX_BODY_MB, KeyRing, VirtualKey, find_client_key
@@ -69,9 +70,6 @@ from halter.runtime.runtime import DEFAULT_LEASE_DURATION, Runtime, follow_price
 from halter.runtime.telemetry.tracer import trace_process
 from halter.server.listener import serve_asgi
 from halter.state.trace import find_traceparent, serve_caller
-
-if TYPE_CHECKING:
-    from aiohttp import ClientSession
 
 _LOG = logging.getLogger("halter")
 
@@ -161,7 +159,7 @@ class Proxy:
         self._guard = guard
         self._sessions = sessions
         self._upstreams = upstreams
-        self._pools: Mapping[str, ClientSession] = {each.provider: open_pool(each) for each in upstreams.values()}
+        self._pools: Mapping[str, HttpTransport] = {each.provider: open_pool(each) for each in upstreams.values()}
         self._terms: dict[VirtualKey, KeyTerms] = {}
         self._prices: Prices | None = None
         self._stored_answers = StoredAnswers(app.patient())
@@ -178,7 +176,7 @@ class Proxy:
     async def aclose(self) -> None:
         await self._reader.aclose()
         for pool in self._pools.values():
-            await pool.close()
+            await pool.aclose()
 
     async def _serve(
         self, scope: Mapping[str, Any], receive: Receive, headers: Headers, client: ClientConnection
@@ -301,7 +299,7 @@ class Proxy:
             try:
                 data = await read_whole(exchange, response)
             finally:
-                response.close()
+                await response.aclose()
         except ModelError as error:
             await client.refuse(dialect, Refusal("provider_failed", f"Halter: {error}"))
             return

@@ -15,16 +15,18 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
 from halter.core.tools import Failed
-from halter.net.tls import make_tls_context
+from halter.net.failures import convert_error, list_sdk_errors
+from halter.net.sdk_pool import SendSdkRequest, make_sdk_response, open_handled_client
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
-    from httpx2 import AsyncBaseTransport, AsyncClient, Request, Response
+    from httpx2 import AsyncClient, Request, Response
     from mcp.client import Transport
     from mcp.shared.message import SessionMessage
 
@@ -409,42 +411,28 @@ async def open_sse_wire(remote: RemoteServer) -> AsyncGenerator[tuple[Any, Any]]
 
 
 def _client(remote: RemoteServer) -> "AsyncClient":
-    from httpx2 import AsyncClient, AsyncHTTPTransport, Timeout
-
-    tls = remote.tls or make_tls_context()
-    return AsyncClient(
-        # A small compressed response can expand to any size, so none is requested.
-        headers={**remote.headers, "accept-encoding": "identity"},
-        timeout=Timeout(remote.connect, read=remote.read),
-        transport=_wrap_transport(AsyncHTTPTransport(verify=tls, trust_env=False), remote.max_message),
-        trust_env=False,
+    return open_handled_client(
+        remote.headers,
+        partial(_send_bounded, remote.max_message),
+        connect_timeout=remote.connect,
+        read_timeout=remote.read,
+        tls=remote.tls,
     )
 
 
-def _wrap_transport(inner: "AsyncBaseTransport", limit: int) -> "AsyncBaseTransport":
-    """Wrap a transport so that responses are bounded, and a failure ends one request instead of the connection."""
-    from httpx2 import AsyncBaseTransport, ConnectError, ConnectTimeout, TransportError
-
-    class Careful(AsyncBaseTransport):
-        async def handle_async_request(self, request: "Request") -> "Response":
-            try:
-                response = await inner.handle_async_request(request)
-                return await _bound_response(request, response, limit)
-            except (ConnectError, ConnectTimeout) as error:
-                return _answer(503, NOT_SENT_CODE, f"cannot connect: {error}")
-            except TransportError as error:
-                return _answer(503, LOST_CODE, f"the connection failed: {error or type(error).__name__}")
-
-        async def aclose(self) -> None:
-            await inner.aclose()
-
-    return Careful()
+async def _send_bounded(limit: int, request: "Request", send: SendSdkRequest) -> "Response":
+    """Send a request. The response is bounded, and a failure ends one request instead of the connection."""
+    try:
+        return await _bound_response(request, await send(request), limit)
+    except list_sdk_errors() as error:
+        failure = convert_error(error)
+        if failure.is_sent:
+            return _answer(503, LOST_CODE, f"the connection failed: {failure.reason}")
+        return _answer(503, NOT_SENT_CODE, f"cannot connect: {failure.reason}")
 
 
 async def _bound_response(request: "Request", response: "Response", limit: int) -> "Response":
     """Read a response up to a limit; events are read lazily, each up to the same limit."""
-    from httpx2 import Response
-
     if response.headers.get("content-encoding", "identity").lower() != "identity":
         await response.aclose()
         return _answer(503, LOST_CODE, "it sent a compressed response, which was not requested")
@@ -464,7 +452,7 @@ async def _bound_response(request: "Request", response: "Response", limit: int) 
         code = LOST_CODE if response.status_code >= _SERVER_ERROR else REFUSED_CODE
         return _answer(response.status_code, code, f"it answered with HTTP status {response.status_code}")
     headers = {name: value for name, value in response.headers.items() if name.lower() != "transfer-encoding"}
-    return Response(response.status_code, headers=headers, content=bytes(body))
+    return make_sdk_response(response.status_code, headers, bytes(body))
 
 
 async def _chunks(response: "Response") -> AsyncGenerator[bytes]:
@@ -483,7 +471,5 @@ def _is_error(body: bytes) -> bool:
 
 
 def _answer(status: int, code: int, message: str) -> "Response":
-    from httpx2 import Response
-
     error = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": message}}
-    return Response(status, headers={"content-type": "application/json"}, content=msgspec.json.encode(error))
+    return make_sdk_response(status, {"content-type": "application/json"}, msgspec.json.encode(error))
