@@ -46,6 +46,7 @@ from halter.core.text import clean, to_one_line
 from halter.core.tools import SERVER_SEPARATOR, Failed
 from halter.dispatch.heartbeat import renew_leases
 from halter.external.host import SessionHost
+from halter.external.open_sessions import OpenSessions
 from halter.gateway.calls import PROMPT, RESOURCE, ClientCall, Context, GatedTool, ReadingSpec, speaks_modern
 from halter.gateway.sessions import GatedSession, GatewayTerms, PendingCall, open_session, recover_sessions
 from halter.gateway.tasks import TaskRequestParams, UpdateTaskRequestParams, knows_tasks, require_tasks
@@ -154,8 +155,7 @@ class Gateway:
         self._connect = connect
         self._identify = identify
         self._report = report
-        self.sessions: dict[ClientKey, GatedSession] = {}
-        self._opening = asyncio.Lock()
+        self.sessions = OpenSessions[ClientKey, GatedSession]()
         self._elders: dict[ClientKey, ServerSession] = {}
         self._streams: dict[ClientKey, NewsStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -194,12 +194,10 @@ class Gateway:
         identity = self._identify(context)
         if not speaks_modern(context):
             self._elders[identity.client_key] = context.session
-        async with self._opening:
-            session = self.sessions.get(identity.client_key)
-            if session is None:
-                if len(self.sessions) >= MAX_SESSIONS:
-                    raise MCPError(INTERNAL_ERROR, "Halter: too many clients are connected. Try again later.")
-                session = self.sessions[identity.client_key] = await self._open(identity, context)
+        keys = self.sessions.keys()
+        if identity.client_key not in keys and len(keys) >= MAX_SESSIONS:
+            raise MCPError(INTERNAL_ERROR, "Halter: too many clients are connected. Try again later.")
+        session = await self.sessions.get(identity.client_key, lambda: self._open(identity, context))
         session.used_at = read_monotonic(self.terms.app.clock)
         await _translate_errors(session.upstreams.refresh())
         return session
@@ -246,7 +244,7 @@ class Gateway:
         self, client_key: ClientKey, legacy_session: ServerSession | None, announcement: LogNews
     ) -> None:
         """Forward a log line under its server's name; to a newer client with the newest call at that server."""
-        session = self.sessions.get(client_key)
+        session = self.sessions.find(client_key)
         if session is None:
             return
         calls = [call for call in session.upstreams.calls.values() if call.server == announcement.server]
@@ -456,9 +454,9 @@ class Gateway:
 
     async def end_idle(self, used_before: int) -> None:
         """End idle sessions of clients with keys. A session on pipes ends with its pipes instead."""
-        for client_key, session in [*self.sessions.items()]:
+        for client_key, session in self.sessions.items():
             if client_key[0] and not session.upstreams.calls and session.used_at < used_before:
-                del self.sessions[client_key]
+                self.sessions.remove(client_key)
                 self._elders.pop(client_key, None)
                 self._streams.pop(client_key, None)
                 await session.close()
@@ -466,6 +464,7 @@ class Gateway:
     async def close(self) -> None:
         for task in [*self._tasks]:
             await cancel_and_wait(task)
+        await self.sessions.stop_opening()
         for session in self.sessions.values():
             await session.close()
 

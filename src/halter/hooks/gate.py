@@ -4,7 +4,6 @@ A call is admitted before the program runs it, and settled when the program repo
 everything: after a restart the server knows the calls in flight, the pending decisions, and the used approvals.
 """
 
-import asyncio
 import re
 from collections.abc import Mapping
 from hashlib import sha256
@@ -26,6 +25,7 @@ from halter.core.rows import SessionRow
 from halter.core.text import shorten
 from halter.core.vocabulary import Outcome, State, TerminalReason
 from halter.external.host import SessionHost
+from halter.external.open_sessions import OpenSessions
 from halter.external.session import CANCELLED, ExternalSession, take_over
 from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.guard.guard import GuardRuntime
@@ -118,8 +118,7 @@ class HookGate:
         self._clock = app.clock
         self._folder = folder
         self._agents: dict[str, _LoadedAgent] = {}
-        self._sessions: dict[str, HookedSession] = {}
-        self._opening: dict[str, asyncio.Lock] = {}
+        self._sessions = OpenSessions[str, HookedSession]()
 
     async def reply(self, program: str, agent_name: str, data: bytes, *, attended: bool = True) -> HookReply:
         """Answer one event in the protocol of its program. An event that cannot be decided is blocked."""
@@ -140,7 +139,7 @@ class HookGate:
             return await self._decide(loaded_agent, event, dialect)
         except LeaseLost:
             # Another process took the session and may have released it since: a second attempt acquires it again.
-            self._sessions.pop(_name_session(loaded_agent, event), None)
+            self._sessions.remove(_name_session(loaded_agent, event))
             return await self._decide(loaded_agent, event, dialect)
 
     async def _decide(self, loaded_agent: _LoadedAgent, event: HookEvent, dialect: Dialect) -> HookAnswer:
@@ -257,15 +256,14 @@ class HookGate:
 
     async def _session(self, loaded_agent: _LoadedAgent, event: HookEvent) -> HookedSession:
         name = _name_session(loaded_agent, event)
-        async with self._opening.setdefault(name, asyncio.Lock()):
-            session = self._sessions.get(name)
-            if session is None:
-                session = self._sessions[name] = await self._open(loaded_agent, name, event.cwd)
-            else:
-                await session.catch_up()
-            if session.state.session.ended:
-                del self._sessions[name]
-                raise UndecidableEvent(_explain_unclaimed(await self._host.read_row(name)))
+        session = self._sessions.find(name)
+        if session is None:
+            session = await self._sessions.get(name, lambda: self._open(loaded_agent, name, event.cwd))
+        else:
+            await session.catch_up()
+        if session.state.session.ended:
+            self._sessions.remove(name)
+            raise UndecidableEvent(_explain_unclaimed(await self._host.read_row(name)))
         return session
 
     async def _open(self, loaded_agent: _LoadedAgent, name: str, cwd: str) -> HookedSession:
@@ -288,11 +286,11 @@ class HookGate:
             await self._end(session, "COMPLETED", "completed")
             return
         await session.park()
-        self._sessions.pop(session.id, None)
+        self._sessions.remove(session.id)
 
     async def _end(self, session: ExternalSession, state: State, reason: TerminalReason) -> None:
         await session.end(state, reason)
-        self._sessions.pop(session.id, None)
+        self._sessions.remove(session.id)
 
     async def sweep(self) -> None:
         """End sessions that were cancelled, and those that their program left without an end event."""
@@ -304,7 +302,7 @@ class HookGate:
         context = loaded_agent.agent.make_context(row.session)
         halt = await loaded_agent.guard.find_halt(context)
         is_cancelled = halt is not None and bool(halt.cancels)
-        open_session = self._sessions.get(row.session)
+        open_session = self._sessions.find(row.session)
         if open_session is not None and open_session.awaited:
             return
         events = await read_stream(self._host.store, session_stream(row.session))

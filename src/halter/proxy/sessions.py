@@ -5,7 +5,6 @@ ends after an idle time, or with its process. After a crash, any other process s
 their holds, and ends it.
 """
 
-import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
@@ -21,6 +20,7 @@ from halter.core.money import DOLLAR, format_exact_micros
 from halter.core.ports import Lease, Query
 from halter.core.rows import HaltRow, SessionRow
 from halter.external.host import MAX_LISTED_SESSIONS, SessionHost
+from halter.external.open_sessions import OpenSessions
 from halter.external.session import CANCELLED, ExternalSession, take_over
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import read_halts
@@ -130,36 +130,28 @@ class ProxiedSessions:
         self._host = host
         self._guard = guard
         self._terms = terms
-        self._sessions: dict[tuple[str, str], asyncio.Future[ProxiedSession]] = {}
+        self._sessions = OpenSessions[tuple[str, str], ProxiedSession]()
 
     async def get_session(self, terms: KeyTerms, label: str, task_text: str) -> ProxiedSession:
         """Return the session of a key and a label; start one if there is none."""
-        digest = terms.key.digest
-        if len(self._sessions) >= MAX_SESSIONS_PER_KEY and (digest, label) not in self._sessions:
-            label = label if sum(key == digest for key, _ in self._sessions) < MAX_SESSIONS_PER_KEY else ""
-        session_key = (digest, label)
-        future = self._sessions.get(session_key)
-        if future is None:
-            future = self._sessions[session_key] = asyncio.ensure_future(self._begin(terms, task_text))
-            future.add_done_callback(lambda done: self._forget_failed(session_key, done))
-        session = await asyncio.shield(future)
+        digest, keys = terms.key.digest, self._sessions.keys()
+        is_new = (digest, label) not in keys
+        if is_new and sum(key == digest for key, _ in keys) >= MAX_SESSIONS_PER_KEY:
+            label = ""
+        session = await self._sessions.get((digest, label), lambda: self._begin(terms, task_text))
         if session.terms is not terms and session.terms != terms:
             # The key or the fleet's policy has changed: the session with the old policy ends.
-            self._sessions.pop(session_key, None)
+            self._sessions.remove((digest, label))
             await session.close()
             return await self.get_session(terms, label, task_text)
         session.used_at = read_monotonic(self._app.clock)
         return session
 
-    def _forget_failed(self, session_key: tuple[str, str], future: asyncio.Future[ProxiedSession]) -> None:
-        if future.cancelled() or future.exception() is not None:
-            self._sessions.pop(session_key, None)
-
-    def drop(self, session: ProxiedSession) -> None:
+    def drop(self, lost_session: ProxiedSession) -> None:
         """Forget a session that another process owns now."""
-        for session_key, future in list(self._sessions.items()):
-            if future.done() and not future.cancelled() and not future.exception() and future.result() is session:
-                del self._sessions[session_key]
+        for key, session in self._sessions.items():
+            if session is lost_session:
+                self._sessions.remove(key)
 
     async def _begin(self, terms: KeyTerms, task_text: str) -> ProxiedSession:
         event = SessionStarted(
@@ -183,15 +175,13 @@ class ProxiedSessions:
 
     async def end_idle(self, used_before: int) -> None:
         """End the sessions without a request in flight that were last used before a moment."""
-        for session_key, future in list(self._sessions.items()):
-            if not future.done() or future.cancelled() or future.exception() is not None:
-                continue
-            session = future.result()
+        for key, session in self._sessions.items():
             if not session.under_way and session.used_at < used_before:
-                self._sessions.pop(session_key, None)
+                self._sessions.remove(key)
                 await session.close()
 
     async def close(self) -> None:
+        await self._sessions.stop_opening()
         await self.end_idle(read_monotonic(self._app.clock) + 1)
 
     async def recover(self) -> int:
