@@ -15,7 +15,7 @@ the proxy. Its session has the same life everywhere, and this page tells it in o
 How a call arrives and how its answer is put differs between programs: that is in their own packages.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import Final
 
@@ -39,8 +39,6 @@ from halter.state.session import InFlight
 
 DECISION_POLL_INTERVAL: Final = 2 * SECOND
 MIN_POLL_INTERVAL: Final = SECOND // 4
-WAIT_REPORT_INTERVAL: Final = 10 * SECOND
-"""Time between two reports to a program that its call still waits."""
 UNREPORTED_OUTCOME: Final = "The program did not report the outcome."
 NO_TOOLS: Final[Mapping[str, Tool]] = {}
 CANCELLED: Final[tuple[State, TerminalReason]] = ("CANCELLED", "cancelled")
@@ -79,18 +77,6 @@ class ExternalSession:
     def context(self) -> SessionContext:
         return self.runtime.context
 
-    @property
-    def call_check(self) -> ProvenanceCheck | None:
-        """The provenance check that judges each call."""
-        return None if self.provenance_check is None else self.provenance_check.provenance_check
-
-    async def load(self) -> Sequence[Stored]:
-        """Read the journal up to now, and return its events."""
-        events = await self.runtime.load_history()
-        for stored in events:
-            self.state.apply(stored)
-        return events
-
     async def resume(self, cause: WakeCause = "message") -> Sequence[Stored]:
         """Read the journal, and run again if the session was parked. Calls that are in flight stay so."""
         events = await self.load()
@@ -100,24 +86,13 @@ class ExternalSession:
         return events
 
     async def recover(self) -> Sequence[Stored]:
-        """Read the journal, and settle the calls that a killed process of the program left in flight.
+        """Read the journal, and settle what a killed process of the program left in flight.
 
-        About a write a person may have to decide: then it waits.
+        About a call that may have changed something a person may have to decide. It waits for that.
         """
         events = await self.runtime.resume()
-        for stored in events:
-            self.state.apply(stored)
+        self.state.apply_all(events)
         return events
-
-    async def recall(self, events: Sequence[Stored]) -> None:
-        """Repeat to the provenance check what an earlier process has seen."""
-        if self.provenance_check is not None:
-            for stored in events:
-                self.provenance_check.recall(stored, await read_body(self.host.store, stored))
-
-    async def catch_up(self) -> Sequence[Stored]:
-        """Fold the events that were committed since the last time, and return them."""
-        return await self.state.read(self.host.store, self.id)
 
     async def judge(self, call: Call, tool: Tool) -> InFlight | Answer | ApprovalRequired | BudgetBusy:
         """Admit a call that the program then makes itself, refuse it, or ask a person about it."""
@@ -133,29 +108,6 @@ class ExternalSession:
             self.observe(call, answer)
         return answer
 
-    def order(self, call: Call) -> AbstractAsyncContextManager[None]:
-        """Make calls one after the other where the result of one affects whether the next is admitted."""
-        return nullcontext() if self.provenance_check is None else self.provenance_check.order(call.tool)
-
-    def observe(self, call: Call, answer: Attempt) -> None:
-        """Show the provenance check what a call returned to the program."""
-        if self.provenance_check is not None and isinstance(answer, Answer):
-            self.provenance_check.observe(call, answer)
-
-    async def find_cancellation(self, answer: Answer) -> HaltRow | None:
-        """Find the cancellation that refused a call; a halt that can be lifted is none."""
-        halt = await self.guard.find_halt(self.context) if answer.outcome == "external_halt" else None
-        return halt if halt is not None and halt.cancels else None
-
-    def find_question(self, call: str, tool: str, digest: str) -> str:
-        """Find the decision about an earlier call with the same arguments, unless another call waits for it.
-
-        A program that did not wait repeats its call, often under another id.
-        """
-        questions = self.state.questions.items()
-        decisions = (decision for decision, question in questions if question == (tool, digest))
-        return next((decision for decision in decisions if self.awaited.get(decision, call) == call), "")
-
     async def await_decision(
         self,
         decision: str,
@@ -163,39 +115,37 @@ class ExternalSession:
         call: str = "",
         *,
         can_outwait: Callable[[], bool] = lambda: False,
-        report: Callable[[], Awaitable[None]] | None = None,
     ) -> DecisionRow | None:
         """Wait until a person decides, the decision expires or a halt applies; return its row if it is still pending.
 
-        That is so at the deadline, unless the program `can_outwait` it. A program that may give up on a silent call is
-        told every ten seconds that it still waits. Without a deadline, the session is parked while it waits.
+        That is so at the deadline, unless the program `can_outwait` it. Without a deadline, the session is parked while
+        it waits.
         """
         if deadline is None:
             await self.runtime.wait_for_decision([ApprovalRequired(call, decision)])
             return None
         # Decisions are in the inbox, halts in the fleet's stream.
         streams = (inbox_stream(self.lease.session), FLEET, ALL_STREAMS)
-        next_report_at = read_monotonic(self._clock) + WAIT_REPORT_INTERVAL
         self.awaited[decision] = call
         try:
             async with watch_changes(self.host.store, lambda change: change.stream in streams) as change_event:
-                while True:
-                    row, now = await self.guard.decision(decision), read_monotonic(self._clock)
-                    if row is None or row.verdict or self._clock.now() >= row.expires_at:
-                        return None
-                    if await self.guard.find_halt(self.context) is not None:
-                        return None
-                    if now >= deadline and not can_outwait():
-                        return row
-                    if report is not None and now >= next_report_at:
-                        next_report_at = now + WAIT_REPORT_INTERVAL
-                        await report()
-                    remaining = max(deadline - now, MIN_POLL_INTERVAL)
-                    timer = self._clock.sleep(min(DECISION_POLL_INTERVAL, remaining))
+                while (row := await self._find_pending(decision)) is not None:
+                    remaining = deadline - read_monotonic(self._clock)
+                    if remaining <= 0 and not can_outwait():
+                        break
+                    timer = self._clock.sleep(min(DECISION_POLL_INTERVAL, max(remaining, MIN_POLL_INTERVAL)))
                     await run_until_first([change_event.wait(), timer])
                     change_event.clear()
+                return row
         finally:
             self.awaited.pop(decision, None)
+
+    async def _find_pending(self, decision: str) -> DecisionRow | None:
+        """Find a decision that a person can still make, unless a halt applies to its session."""
+        row = await self.guard.decision(decision)
+        if row is None or row.verdict or self._clock.now() >= row.expires_at:
+            return None
+        return row if await self.guard.find_halt(self.context) is None else None
 
     async def report(self, flight: InFlight, outcome: Outcome, text: str) -> None:
         """Settle a call that the program has made, with the outcome that it reports."""
@@ -223,16 +173,20 @@ class ExternalSession:
     async def sweep(self) -> bool:
         """Settle what a killed process left in flight; then end the session, or park it for a person.
 
-        A read or a request settles at its hold. About a write a person decides, and its hold stays until then. Returns
-        true if the session has ended.
+        A read or a request settles at its hold. About a call that may have changed something a person decides, and its
+        hold stays until then. Returns true if the session has ended.
         """
+        flights = tuple(self.state.session.in_flight.values())
         with suppress(LeaseLost):
-            return await self._settle_and_end()
+            await self.runtime.record_recovery()
+            if not await self._settle_doubts(flights) or await self.has_open_question():
+                await self.park()
+                return False
+            await self.end(*(("ERROR", "error") if flights else ("COMPLETED", "idle_timeout")))
+            return True
         return False
 
-    async def _settle_and_end(self) -> bool:
-        await self.runtime.record_recovery()
-        flights = tuple(self.state.session.in_flight.values())
+    async def _settle_doubts(self, flights: Sequence[InFlight]) -> bool:
         are_settled = True
         for flight in flights:
             if flight.effect == "read":
@@ -240,11 +194,55 @@ class ExternalSession:
             elif not await self.runtime.settle_doubt(flight, b"", max_wait=0):
                 are_settled = False
         await self.catch_up()
-        if not are_settled or await self.state.has_open_question(self.guard, self._clock.now()):
-            await self.park()
-            return False
-        await self.end(*(("ERROR", "error") if flights else ("COMPLETED", "idle_timeout")))
-        return True
+        return are_settled
+
+    async def load(self) -> Sequence[Stored]:
+        """Read the journal up to now, and return its events."""
+        events = await self.runtime.load_history()
+        self.state.apply_all(events)
+        return events
+
+    async def catch_up(self) -> None:
+        """Read what was committed since the last time."""
+        await self.state.read(self.host.store, self.id)
+
+    def find_question(self, call: str, tool: str, digest: str) -> str:
+        """Find the decision about an earlier call with the same arguments, unless another call waits for it.
+
+        A program that did not wait repeats its call, often under another id.
+        """
+        questions = self.state.questions.items()
+        decisions = (decision for decision, question in questions if question == (tool, digest))
+        return next((decision for decision in decisions if self.awaited.get(decision, call) == call), "")
+
+    async def has_open_question(self) -> bool:
+        """Return whether the answer to a question, given or not, can still admit a call of the program."""
+        return await self.state.has_open_question(self.guard, self._clock.now())
+
+    async def find_cancellation(self, answer: Answer) -> HaltRow | None:
+        """Find the cancellation that refused a call; a halt that can be lifted is none."""
+        halt = await self.guard.find_halt(self.context) if answer.outcome == "external_halt" else None
+        return halt if halt is not None and halt.cancels else None
+
+    @property
+    def call_check(self) -> ProvenanceCheck | None:
+        """The provenance check that judges each call."""
+        return None if self.provenance_check is None else self.provenance_check.provenance_check
+
+    def order(self, call: Call) -> AbstractAsyncContextManager[None]:
+        """Make calls one after the other where the result of one affects whether the next is admitted."""
+        return nullcontext() if self.provenance_check is None else self.provenance_check.order(call.tool)
+
+    def observe(self, call: Call, answer: Attempt) -> None:
+        """Show the provenance check what a call returned to the program."""
+        if self.provenance_check is not None and isinstance(answer, Answer):
+            self.provenance_check.observe(call, answer)
+
+    async def recall(self, events: Sequence[Stored]) -> None:
+        """Repeat to the provenance check what an earlier process has seen."""
+        if self.provenance_check is not None:
+            for stored in events:
+                self.provenance_check.recall(stored, await read_body(self.host.store, stored))
 
 
 async def take_over(

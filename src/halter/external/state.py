@@ -24,6 +24,10 @@ class ExternalState:
         self.call_counts = Counter[str]()
         """By the start of their ids, the numbers of calls that were admitted or refused."""
 
+    def apply_all(self, events: Sequence[Stored]) -> None:
+        for stored in events:
+            self.apply(stored)
+
     def apply(self, stored: Stored) -> None:
         self.session = fold(self.session, stored)
         match stored.event:
@@ -37,14 +41,11 @@ class ExternalState:
             case _:
                 pass
 
-    async def read(self, store: Store, session: str) -> Sequence[Stored]:
-        """Fold the events of the session that are new, and return them."""
+    async def read(self, store: Store, session: str) -> None:
+        """Fold the events of the session that are new."""
         new_events = await read_stream(store, session_stream(session), self.session.head)
         # Several calls of one session read at the same time.
-        unfolded_events = [stored for stored in new_events if stored.seq > self.session.head]
-        for stored in unfolded_events:
-            self.apply(stored)
-        return unfolded_events
+        self.apply_all([stored for stored in new_events if stored.seq > self.session.head])
 
     async def has_open_question(self, guard: GuardRuntime, now: int) -> bool:
         """Return whether the answer to a question, given or not, can still admit the program's call."""

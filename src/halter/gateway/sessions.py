@@ -44,6 +44,7 @@ from halter.guard.request import (
     ModelRequest,
     RefusedRequest,
 )
+from halter.loop.session_runtime import cancel_and_wait
 from halter.runtime.agent_context import Models
 from halter.runtime.assembly.assembled_agent import AssembledAgent
 from halter.runtime.runtime import Runtime
@@ -51,6 +52,7 @@ from halter.spec.agent import GatewaySpec
 
 BUDGET_POLL_INTERVAL: Final = SECOND // 4
 MAX_SAMPLED_TOKENS: Final = 4096
+WAIT_REPORT_INTERVAL: Final = 10 * SECOND
 
 
 class PendingCall(msgspec.Struct, frozen=True):
@@ -187,20 +189,21 @@ class GatedSession(ExternalSession):
     ) -> DecisionRow | None:
         """Wait for a decision, which the client may show its person; return its row if it is still pending."""
         client.wait_for(decision)
-        task = asyncio.create_task(self._ask_client(client, decision), name="gated question")
+        tasks = [
+            asyncio.create_task(self._ask_client(client, decision), name="gated question"),
+            asyncio.create_task(self._report_waiting(client, decision), name="gated wait"),
+        ]
         try:
-            return await self.await_decision(
-                decision,
-                deadline,
-                call,
-                can_outwait=lambda: client.is_task,
-                report=lambda: client.report_waiting(f"Waiting for a person to decide {decision}."),
-            )
+            return await self.await_decision(decision, deadline, call, can_outwait=lambda: client.is_task)
         finally:
             client.waits_for = ""
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            await cancel_and_wait(*tasks)
+
+    async def _report_waiting(self, client: ClientCall, decision: str) -> None:
+        """Tell a client again and again that its call still waits, because it may give up on a silent one."""
+        while True:
+            await self._clock.sleep(WAIT_REPORT_INTERVAL)
+            await client.report_waiting(f"Waiting for a person to decide {decision}.")
 
     async def _ask_client(self, client: ClientCall, decision: str) -> None:
         """Show the decision to the person at the client. The client's answer counts only if the agent trusts it."""
@@ -275,7 +278,7 @@ class GatedSession(ExternalSession):
                 return
             if self.end_reason:
                 await self.end(*CANCELLED)
-            elif self.state.session.in_flight or await self.state.has_open_question(self.guard, self._clock.now()):
+            elif self.state.session.in_flight or await self.has_open_question():
                 await self.park()
             else:
                 await self.end("COMPLETED", "completed")

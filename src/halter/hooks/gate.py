@@ -317,7 +317,7 @@ class HookGate:
         if is_cancelled:
             await session.runtime.ensure_running("timer")
             await self._end(session, *CANCELLED)
-        elif not await session.state.has_open_question(session.guard, self._clock.now()):
+        elif not await session.has_open_question():
             await session.runtime.ensure_running("timer")
             await self._end(session, "COMPLETED", "idle_timeout")
         elif open_session is None:
