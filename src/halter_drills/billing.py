@@ -23,8 +23,9 @@ from halter.core.money import DOLLAR, format_exact_micros
 from halter.core.usage import FREE_PRICE, ModelName, ModelPrices, Price, Unpriced, is_local_address
 from halter.guard.guard import GuardRuntime
 from halter.guard.request import MODEL_REQUEST_TIMEOUT, ModelRequest
+from halter.models.exchange import Exchange
 from halter.models.providers import Prices, compile_stated_price, is_installed
-from halter.models.wire import Exchange, WireModel
+from halter.models.wire import WireModel
 from halter.spec.models import WireFormat
 from halter_drills.checker import StoreContents, check, read_store
 from halter_drills.children import Pipe, children

@@ -15,7 +15,6 @@ BUILDERS = frozenset(
 )
 HANDED_OVER = {
     "halter/external/sdk_clients.py": "its transports are put into the clients of OpenAI's and Anthropic's SDKs",
-    "halter/models/wire.py": "the SDKs of providers get a client; the name is for the type check alone",
     "halter/tools/mcp_transport.py": "the SDK of MCP gets a client; the names are for the type check alone",
 }
 

@@ -12,7 +12,7 @@ import pytest
 from halter.core.events import RequestSettled, RequestStarted
 from halter.external.relay import drain_events
 from halter.guard.halts import halt
-from halter.models.wire_format import UsageReader
+from halter.models.usage_reader import UsageReader
 from halter.proxy.body_reader import ReadRequest, read_request
 
 GPT = "gpt-4o-mini"

@@ -6,7 +6,8 @@ import pytest
 
 from halter.core.messages import Message, Prompt, ToolCall, ToolResult, make_user_message
 from halter.core.usage import ModelName
-from halter.models.wire import ModelHabits, WireModel, choose_thinking, make_model_settings
+from halter.models.wire import ModelHabits, WireModel, make_model_settings
+from halter.models.wires.anthropic import choose_thinking
 
 ASKED = make_user_message("Why?")
 ACTED = (

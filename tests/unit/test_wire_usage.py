@@ -14,7 +14,8 @@ from pydantic import BaseModel
 
 from halter.core.usage import ModelName, Unpriced, Usage
 from halter.models.providers import Prices
-from halter.models.wire_format import USAGE_MEMBERS, UsageReader
+from halter.models.usage_reader import UsageReader
+from halter.models.wires.table import WIRES
 
 
 def whole(wire: Any, body: Any) -> UsageReader:
@@ -315,7 +316,7 @@ WITHOUT_A_PRICE = {
 )
 def test_every_member_that_the_sdks_know_is_in_the_table_or_settles_at_the_hold(wire: Any, model: Any) -> None:
     paths = set(list_paths(model))
-    assert paths - {*USAGE_MEMBERS[wire]} <= WITHOUT_A_PRICE[wire]
+    assert paths - {*WIRES[wire].usage_members} <= WITHOUT_A_PRICE[wire]
     assert paths
 
 

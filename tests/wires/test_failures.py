@@ -17,7 +17,8 @@ from halter.core.clock import SECOND
 from halter.core.errors import ContextOverflow, ModelError, ModelRejected, ModelUnavailable, ModelUnusable
 from halter.core.tools import Permit
 from halter.core.usage import Usage
-from halter.models.wire import ExchangeTerms, WireModel
+from halter.models.exchange import ExchangeTerms
+from halter.models.wire import WireModel
 
 
 def counts(usage: Usage | None) -> Usage:

@@ -14,10 +14,11 @@ from halter.core.errors import ModelRejected
 from halter.core.messages import VOLATILE, Message, Prompt, Reply, Text, ToolCall, ToolResult, make_user_message
 from halter.core.tools import ToolSpec
 from halter.core.usage import ModelName
+from halter.models.exchange import ExchangeTerms
 from halter.models.input_files import make_files_message
 from halter.models.providers import make_model
-from halter.models.wire import ExchangeTerms, ModelHabits
-from halter.models.wire_format import shape_history
+from halter.models.pydantic_messages import shape_history
+from halter.models.wire import ModelHabits
 from halter.spec.models import Provider
 
 CALLED = Message("assistant", (Text("Let me look.", "model"), ToolCall("id-1", "read_file", '{"path": "a.log"}')))

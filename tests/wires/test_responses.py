@@ -28,9 +28,10 @@ from halter.core.ports import read_body
 from halter.core.usage import ModelName
 from halter.journal.open import open_store
 from halter.journal.retention import erase_session_bodies
+from halter.models.exchange import ExchangeTerms
 from halter.models.input_files import make_files_message
 from halter.models.providers import find_endpoint, make_model
-from halter.models.wire import ExchangeTerms, ModelHabits
+from halter.models.wire import ModelHabits
 from halter.present.events import describe_event
 from halter.spec.models import Provider, choose_wire
 

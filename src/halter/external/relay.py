@@ -22,8 +22,8 @@ from halter.core.tools import Permit, PermitGate
 from halter.core.usage import ModelName, Usage
 from halter.external.dialect import CHAT, DialectName, ModelCall, WireDialect
 from halter.external.refusals import Headers, Refusal, asks_by_litellm, render_in_stream, render_refusal
-from halter.models.wire import CONNECT_TIMEOUT_SECONDS
-from halter.models.wire_format import MAX_ANSWER_BYTES, UsageReader
+from halter.models.exchange import CONNECT_TIMEOUT_SECONDS
+from halter.models.usage_reader import MAX_ANSWER_BYTES, UsageReader
 from halter.net.aiohttp_transport import AiohttpTransport
 from halter.net.client import HttpRequest, HttpResponse, HttpTransport
 from halter.net.failures import HttpFailure

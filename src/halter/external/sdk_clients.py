@@ -42,7 +42,7 @@ from halter.external.relay import Upstream, conclude_answer, drain_events, drop_
 from halter.guard.request import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest, RequestOutcome
 from halter.loop.session_runtime import cancel_and_wait
 from halter.models.providers import Prices, find_listed_window
-from halter.models.wire_format import UsageReader
+from halter.models.usage_reader import UsageReader
 from halter.net.failures import convert_error
 from halter.net.sdk_pool import open_plain_client, wrap_blocking_transport, wrap_transport
 

@@ -18,6 +18,7 @@ from halter.core.errors import ConfigError
 from halter.core.messages import AUDIO_PREFIX, Message, Text
 from halter.core.tools import OFFICE_TYPES, File
 from halter.core.usage import ModelName
+from halter.models.wires.table import WIRES
 from halter.spec.models import WireFormat
 
 IMAGE_TYPES: Final = frozenset(("image/png", "image/jpeg", "image/gif", "image/webp"))
@@ -214,14 +215,17 @@ def explain_unheard(message: Message, model: ModelName, wire: WireFormat) -> str
     """Describe why a model does not take the audio in a message. Empty if it does."""
     audio_parts = [part for part in message.parts if isinstance(part, Text) and part.media.startswith(AUDIO_PREFIX)]
     unsupported_part = next((part for part in audio_parts if part.media not in (WAV, MP3)), None)
-    if audio_parts and wire in ("anthropic", "responses"):
+    protocol = WIRES[wire]
+    if audio_parts and protocol.audio == "none":
         audio = audio_parts[0]
-        other_wire = f", or set `providers.{model.provider}.wire` to `openai`" if wire == "responses" else ""
+        other_wire = ""
+        if protocol.audio_wire is not None:
+            other_wire = f", or set `providers.{model.provider}.wire` to `{protocol.audio_wire}`"
         return (
             f"{model} takes no audio over the wire {wire}, but {audio.source} is {audio.media}. "
             f"Use a model that takes audio{other_wire}."
         )
-    if unsupported_part is not None and wire == "openai":
+    if unsupported_part is not None and protocol.audio == "wav_and_mp3":
         return (
             f"{model} takes audio as WAV or MP3, but {unsupported_part.source} is {unsupported_part.media}. Convert it."
         )

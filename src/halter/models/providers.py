@@ -44,7 +44,9 @@ from halter.core.usage import (
     runs_locally,
 )
 from halter.models.cloud_credentials import FindKey, make_cloud_credentials
-from halter.models.wire import NO_HABITS, ExchangeTerms, ModelHabits, WireModel
+from halter.models.exchange import ExchangeTerms
+from halter.models.wire import NO_HABITS, ModelHabits, WireModel
+from halter.models.wires.table import WIRES
 from halter.spec.models import KNOWN_PROVIDERS, KnownProvider, Provider, WireFormat, choose_wire
 
 if TYPE_CHECKING:
@@ -699,9 +701,6 @@ LOCAL_WINDOW: Final = 32_000
 DEFAULT_WINDOW: Final = 128_000
 
 _SECRET: Final = re.compile(r"\$\{secret:([A-Za-z_][A-Za-z0-9_.-]*)\}")
-_LIBRARIES: Final[Mapping[WireFormat, str]] = MappingProxyType(
-    {"openai": "openai", "responses": "openai", "anthropic": "anthropic", "google": "google.genai"}
-)
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -728,7 +727,7 @@ def make_model(
     model_name = _parse_model_name(name)
     provider = providers.get(model_name.provider)
     endpoint, secret = find_endpoint(model_name, providers, key)
-    if not (installed("pydantic_ai") and installed(_LIBRARIES[endpoint.wire])):
+    if not (installed("pydantic_ai") and installed(WIRES[endpoint.wire].library)):
         raise ConfigError(explain_extra("models", str(model_name)))
     base_url = None if endpoint.usual else endpoint.url
     terms = ExchangeTerms()

@@ -16,6 +16,8 @@ from halter.net.tls import make_tls_context
 if TYPE_CHECKING:
     from httpx2 import AsyncBaseTransport, AsyncClient, BaseTransport, Client, Request, Response
 
+    SdkPool = AsyncClient
+
 _MAX_IDLE_CONNECTIONS: Final = 20
 
 

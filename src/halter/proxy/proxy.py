@@ -58,7 +58,7 @@ from halter.guard.request import FailedRequest, ModelRequest, RefusedRequest, Re
 from halter.loop.session_runtime import cancel_and_wait
 from halter.models.price_tables import make_prices
 from halter.models.providers import Prices, find_endpoint, find_listed_window, list_model_names
-from halter.models.wire import uses_new_limit
+from halter.models.wires.openai_client import uses_new_limit
 from halter.net.client import HttpTransport
 from halter.policy.evaluation import ResolvedPolicy
 from halter.proxy.body_reader import BodyRead, BodyReader, BodyTooLarge, ReadRequest
