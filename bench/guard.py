@@ -30,7 +30,7 @@ from halter.journal.engine import Engine
 from halter.journal.memory import MemoryEngine
 from halter.journal.sqlite import SqliteEngine
 from halter.journal.store import JournalStore
-from halter.models.providers import Prices
+from halter.models.prices import Prices
 from halter.models.scripted import Scripted, say
 from halter.policy.evaluation import ResolvedPolicy
 from halter.redaction.anonymize import anonymize_prompt

@@ -20,7 +20,7 @@ from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.guard.guard import GuardRuntime
 from halter.guard.prepare import Call, SessionContext
 from halter.guard.provenance_check import ProvenanceCheck
-from halter.models.providers import Prices
+from halter.models.prices import Prices
 from halter.redaction.secrets import GivenSecrets
 from halter.testing.world import World
 

@@ -24,7 +24,9 @@ from halter.core.usage import FREE_PRICE, ModelName, ModelPrices, Price, Unprice
 from halter.guard.guard import GuardRuntime
 from halter.guard.request import MODEL_REQUEST_TIMEOUT, ModelRequest
 from halter.models.exchange import Exchange
-from halter.models.providers import Prices, compile_stated_price, is_installed
+from halter.models.prices import Prices
+from halter.models.providers import is_installed
+from halter.models.tariffs import compile_stated_price
 from halter.models.wire import WireModel
 from halter.spec.models import WireFormat
 from halter_drills.checker import StoreContents, check, read_store

@@ -32,7 +32,7 @@ from halter.loop.decide import TurnLimits
 from halter.loop.loop import TurnLoop
 from halter.loop.prompt import LoopSettings
 from halter.loop.session_runtime import SessionRuntime
-from halter.models.providers import Prices
+from halter.models.prices import Prices
 from halter.redaction.secrets import GivenSecrets
 from halter.spec.autonomy import Autonomy, Pacing
 from halter.spec.models import BrainSpec

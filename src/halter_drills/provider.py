@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 from halter.core.money import DOLLAR
 from halter.core.usage import ModelName, Unpriced, Usage
-from halter.models.providers import Prices
+from halter.models.prices import Prices
 
 TOOL_ARGUMENTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "Bash": {"command": "echo seen-by-a-tool", "description": "Says something"},

@@ -39,7 +39,7 @@ from halter.guard.judge_request import ModelAttempt
 from halter.guard.ledger import ActualResult, Ledger, change_cap
 from halter.guard.prepare import SessionContext
 from halter.guard.request import RefusedRequest, read_request_refusal
-from halter.models.providers import Prices
+from halter.models.prices import Prices
 from halter.policy.evaluation import ResolvedPolicy
 from halter.redaction.secrets import GivenSecrets
 from halter.spec.agent import Phase, ToolsSpec

@@ -21,7 +21,7 @@ from halter.guard.prepare import SessionContext
 from halter.journal.open import open_store
 from halter.journal.store import JournalStore
 from halter.journal.verify import verify_store
-from halter.models.providers import Prices
+from halter.models.prices import Prices
 from halter.models.scripted import Scripted, say
 from halter.state import lifecycle
 from tests.contract.conftest import Place

@@ -37,7 +37,7 @@ from halter.loop.decide import TROUBLED_ENDS
 from halter.loop.history import SessionHistory
 from halter.loop.loop import TurnLoop
 from halter.loop.session_runtime import SessionRuntime
-from halter.models.providers import Prices
+from halter.models.prices import Prices
 from halter.redaction.secrets import GivenSecrets
 from halter.sensors.poll import make_poll_sensor
 from halter.spec.autonomy import Autonomy, Gate, HotField, Pacing

@@ -15,7 +15,7 @@ from halter.core.events import RequestRefused, RequestSettled, RequestStarted
 from halter.core.usage import ModelName
 from halter.external.dialect import ENVELOPE_TOKENS, IMAGE_TOKENS, MESSAGES, RESPONSES, read_call
 from halter.models.price_tables import PriceTables, add_file
-from halter.models.providers import MARGIN
+from halter.models.tariffs import MARGIN
 
 CLAUDE, GPT, OPUS = "claude-haiku-5-5", "gpt-4o-mini", "claude-opus-5-5"
 HI: Any = [{"role": "user", "content": "hi"}]

@@ -14,7 +14,7 @@ from halter.core.rows import HaltRow
 from halter.core.usage import ModelName
 from halter.external.dialect import CHAT, MESSAGES, RESPONSES, find_rates, read_call
 from halter.guard.halts import read_halts
-from halter.models.providers import Prices
+from halter.models.prices import Prices
 from halter.models.usage_reader import UsageReader
 from halter.operations import control
 from halter.operations.actor import Actor, Principal

@@ -31,7 +31,7 @@ from halter.loop.decide import TurnLimits
 from halter.loop.loop import LiveContext, LoopObserver, TurnLoop
 from halter.loop.prompt import LoopSettings
 from halter.loop.session_runtime import SessionRuntime
-from halter.models.providers import Prices
+from halter.models.prices import Prices
 from halter.models.scripted import Scripted, ScriptedFailure, ScriptLine
 from halter.policy.evaluation import ResolvedPolicy
 from halter.redaction.secrets import GivenSecrets

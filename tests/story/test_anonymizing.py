@@ -28,7 +28,7 @@ from halter.core.usage import FREE_PRICE, ModelName, Price, Usage
 from halter.guard.model_door import ModelDoor
 from halter.guard.prepare import SessionContext
 from halter.guard.request import AnsweredRequest, ModelRequest
-from halter.models.providers import Prices
+from halter.models.prices import Prices
 from halter.present.receipt import _summary
 from halter.spec.models import BrainSpec
 from halter.testing.world import World

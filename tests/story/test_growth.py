@@ -25,7 +25,7 @@ from halter.guard.call_answer import Answer
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import cancel
 from halter.guard.prepare import Call, SessionContext
-from halter.models.providers import Prices
+from halter.models.prices import Prices
 from halter.redaction.redact import Redactor
 from halter.redaction.secrets import GivenSecrets
 from halter.spec.agent import Phase

@@ -13,7 +13,7 @@ from halter.dispatch.heartbeat import acquire_lease, renew_leases
 from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.guard.guard import GuardRuntime
 from halter.guard.prepare import SessionContext
-from halter.models.providers import Prices
+from halter.models.prices import Prices
 from halter.redaction.secrets import GivenSecrets
 from halter.state.session import replay
 from halter.testing.world import World

@@ -37,7 +37,7 @@ from halter.guard.prepare import Call, SessionContext
 from halter.journal.memory import MemoryEngine
 from halter.journal.store import JournalStore
 from halter.loop.session_runtime import SessionRuntime
-from halter.models.providers import Prices
+from halter.models.prices import Prices
 from halter.net.addresses import resolve_host as look_up
 from halter.redaction.redact import Redactor
 from halter.redaction.secrets import GivenSecrets

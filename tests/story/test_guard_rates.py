@@ -31,7 +31,7 @@ from halter.guard.call_answer import Answer
 from halter.guard.guard import GuardRuntime
 from halter.guard.prepare import Call, SessionContext
 from halter.journal.open import open_store
-from halter.models.providers import Prices
+from halter.models.prices import Prices
 from halter.redaction.redact import Redactor
 from halter.redaction.secrets import GivenSecrets
 from halter.spec.agent import Phase

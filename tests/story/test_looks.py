@@ -17,7 +17,7 @@ from halter.guard.call_answer import Answer
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import halt, resume
 from halter.guard.prepare import Call, SessionContext
-from halter.models.providers import Prices
+from halter.models.prices import Prices
 from halter.redaction.secrets import GivenSecrets
 from halter.spec.agent import Phase
 from halter.testing.world import World

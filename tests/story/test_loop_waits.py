@@ -14,7 +14,7 @@ from halter.guard.guard import GuardRuntime
 from halter.guard.halts import cancel, halt
 from halter.guard.prepare import Call
 from halter.loop.session_runtime import SessionRuntime
-from halter.models.providers import Prices
+from halter.models.prices import Prices
 from halter.redaction.secrets import GivenSecrets
 from halter.state import lifecycle
 from halter.tasks.conversation import Conclusion

@@ -22,7 +22,7 @@ from halter.guard.halts import halt
 from halter.guard.prepare import Call
 from halter.guard.request import FailedRequest, ModelRequest
 from halter.loop.session_runtime import SessionRuntime
-from halter.models.providers import Prices
+from halter.models.prices import Prices
 from halter.redaction.redact import Redactor
 from halter.redaction.secrets import GivenSecrets
 from halter.testing.world import World

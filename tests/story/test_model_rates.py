@@ -23,7 +23,7 @@ from halter.guard.halts import cancel, halt
 from halter.guard.prepare import SessionContext
 from halter.guard.request import AnsweredRequest, ModelRequest, RefusedRequest
 from halter.loop.session_runtime import SessionRuntime
-from halter.models.providers import Prices
+from halter.models.prices import Prices
 from halter.models.scripted import Scripted, say
 from halter.redaction.secrets import GivenSecrets
 from halter.state import lifecycle

@@ -37,7 +37,7 @@ from halter.guard.halts import cancel, halt
 from halter.guard.ledger import change_cap
 from halter.guard.prepare import SessionContext
 from halter.loop.session_runtime import SessionRuntime
-from halter.models.providers import Prices
+from halter.models.prices import Prices
 from halter.policy.evaluation import ResolvedPolicy
 from halter.redaction.secrets import GivenSecrets
 from halter.state import lifecycle

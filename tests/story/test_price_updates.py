@@ -23,8 +23,8 @@ from halter.core.ids import FLEET, SessionId, session_stream
 from halter.core.ports import read_stream
 from halter.core.usage import ModelName
 from halter.models.price_tables import find_default_url
-from halter.models.providers import MARGIN, Tariff
 from halter.models.scripted import Scripted
+from halter.models.tariffs import MARGIN, Tariff
 from halter.operations import money
 from halter.operations.actor import Actor, Principal
 from halter.runtime import runtime

@@ -13,7 +13,7 @@ from halter.config.starter_files import render_starter_files
 from halter.config.yaml_reader import load_file
 from halter.core.clock import SystemClock
 from halter.core.usage import ModelName, Unpriced, Usage
-from halter.models.providers import Prices
+from halter.models.prices import Prices
 from halter.models.scripted import make_scripted_model
 from halter.spec.models import KNOWN_PROVIDERS, BrainSpec
 

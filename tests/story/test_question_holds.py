@@ -21,7 +21,7 @@ from halter.guard.halts import BudgetBusy, halt
 from halter.guard.ledger import change_cap
 from halter.guard.prepare import Call, SessionContext
 from halter.journal.verify import verify_store
-from halter.models.providers import Prices
+from halter.models.prices import Prices
 from halter.redaction.secrets import GivenSecrets
 from halter.state.lifecycle import end_session, read_questions
 from halter.testing.fakes import StoreProxy

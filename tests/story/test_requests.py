@@ -29,8 +29,9 @@ from halter.guard.prepare import SessionContext
 from halter.guard.recovery import CallInDoubt, Recovery
 from halter.guard.request import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
 from halter.guard.tool_door import ToolDoor
-from halter.models.providers import Prices, Tariff, compile_stated_price
+from halter.models.prices import Prices
 from halter.models.scripted import Scripted, ScriptedFailure, ScriptLine, say
+from halter.models.tariffs import Tariff, compile_stated_price
 from halter.spec.agent import Phase
 from halter.state import lifecycle
 from halter.state.receipt import make_receipt

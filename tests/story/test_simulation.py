@@ -21,7 +21,7 @@ from halter.guard.halts import halt
 from halter.guard.model_door import ModelDoor
 from halter.guard.prepare import Call, PreparedCall, SessionContext, prepare_call
 from halter.guard.simulation import SIMULATION_LABEL, NotSimulated, Simulated, Simulator
-from halter.models.providers import Prices
+from halter.models.prices import Prices
 from halter.models.scripted import Scripted, ScriptedFailure, ScriptLine, say
 from halter.spec.agent import Phase
 from halter.state import lifecycle

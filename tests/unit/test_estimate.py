@@ -4,7 +4,7 @@ import pytest
 
 from halter.core.usage import ModelName, ModelPrices, Price, Unpriced
 from halter.guard.judge_request import Estimate, estimate_request
-from halter.models.providers import Prices
+from halter.models.prices import Prices
 
 AT = 1_790_000_000_000_000
 DOLLARS = {"in": Decimal(3), "out": Decimal(15)}

@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 
 from halter.core.clock import DAY
 from halter.core.usage import ModelName, Usage
-from halter.models.providers import NO_LIMIT, Prices, Tariff, compile_listed_price
+from halter.models.prices import Prices
+from halter.models.tariffs import NO_LIMIT, Tariff, compile_listed_price
 
 SONNET = "anthropic:claude-sonnet-4-5"
 

@@ -26,7 +26,9 @@ from halter.models.price_tables import (
     merge_tariffs,
     read_table,
 )
-from halter.models.providers import MARGIN, Prices, Seller, Tariff, compile_listed_price, compile_stated_price
+from halter.models.prices import Prices
+from halter.models.sellers import Seller
+from halter.models.tariffs import MARGIN, Tariff, compile_listed_price, compile_stated_price
 
 NOW = 20_000 * DAY
 OPUS = "claude-opus-5-5"

@@ -9,7 +9,8 @@ from genai_prices.types import ClauseEquals, ModelInfo, ModelPrice
 
 from halter.core.clock import DAY
 from halter.core.usage import FREE_PRICE, ModelName, Price, RequestExtras, Unpriced, Usage, is_local_address
-from halter.models.providers import Prices, Tariff, compile_listed_price, compile_stated_price
+from halter.models.prices import Prices
+from halter.models.tariffs import Tariff, compile_listed_price, compile_stated_price
 
 
 def micros(year: int, month: int, day: int, hour: int = 0, minute: int = 0) -> int:

@@ -7,7 +7,8 @@ import pytest
 
 from halter.core.errors import ConfigError
 from halter.core.usage import ModelName
-from halter.models.providers import DEFAULT_WINDOW, LOCAL_WINDOW, Prices, estimate_window, make_model
+from halter.models.prices import Prices
+from halter.models.providers import DEFAULT_WINDOW, LOCAL_WINDOW, estimate_window, make_model
 from halter.models.wire import WireModel
 from halter.spec.models import KNOWN_PROVIDERS, Provider
 

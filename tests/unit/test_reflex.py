@@ -23,7 +23,7 @@ from halter.core.messages import (
 )
 from halter.core.tools import Permit, ToolSpec
 from halter.core.usage import ModelName, Usage
-from halter.models.providers import Prices
+from halter.models.prices import Prices
 from halter.models.reflex import NO_RULE, Reflex, make_reflex_model
 
 OFFERED = ToolSpec(name="clean", description="", schema=b"{}")

@@ -40,7 +40,7 @@ from halter.guard import judge
 from halter.guard.judge import CallRequest, describe_cap_reached
 from halter.guard.judge_request import ModelAttempt, compile_hold_terms, judge_attempt, list_request_rows
 from halter.guard.prepare import Call, SessionContext, find_model_flaw, prepare_call
-from halter.models.providers import compile_stated_price
+from halter.models.tariffs import compile_stated_price
 from halter.policy.evaluation import ResolvedPolicy
 from halter.spec.agent import Phase
 from halter.tools.function_tool import FunctionTool, tool

@@ -13,7 +13,7 @@ from halter.core.usage import FREE_PRICE, ModelName, Price, Unpriced
 from halter.core.vocabulary import Row
 from halter.guard.judge import list_halt_rows
 from halter.guard.judge_request import ModelAttempt, judge_attempt, list_request_rows
-from halter.models.providers import compile_stated_price
+from halter.models.tariffs import compile_stated_price
 
 UNCAPPED = Caps(Cap(None), (), (Cap(None, "day"),), (Cap(None, "day"),))
 ONE = compile_stated_price(Price(Decimal(1), Decimal(1)), margin=Decimal(0))

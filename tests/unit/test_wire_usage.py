@@ -13,7 +13,7 @@ from openai.types.responses import ResponseUsage
 from pydantic import BaseModel
 
 from halter.core.usage import ModelName, Unpriced, Usage
-from halter.models.providers import Prices
+from halter.models.prices import Prices
 from halter.models.usage_reader import UsageReader
 from halter.models.wires.table import WIRES
 

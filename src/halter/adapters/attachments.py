@@ -24,7 +24,7 @@ from halter.external.dialect import DEFAULT_CONTEXT_WINDOW, DEFAULT_MAX_OUTPUT
 from halter.external.effects import ModelResult
 from halter.external.guard import GuardedSession
 from halter.models.input_files import IMAGE_TOKENS, IMAGE_TYPES
-from halter.models.providers import find_listed_window
+from halter.models.sellers import find_listed_window
 
 AttachmentKind = Literal["picture", "sound", "file"]
 _CONTENT_KEYS: Final = ("content", "contents", "parts", "output", "result", "items", "data", "function_response")

@@ -70,7 +70,7 @@ ReplyScript = Callable[[Prompt], Reply]
 
 def find_price() -> ModelPrices:
     """Find the model's price in the table that caps use."""
-    from halter.models.providers import Prices
+    from halter.models.prices import Prices
 
     prices = Prices().find(MODEL)
     if isinstance(prices, Unpriced):

@@ -27,7 +27,7 @@ from msgspec import UNSET, UnsetType
 
 from halter.core.text import shorten
 from halter.core.usage import ModelName, ModelPrices, RequestExtras, Unpriced, UnpricedFeature, runs_locally
-from halter.models.providers import Prices
+from halter.models.prices import Prices
 from halter.spec.models import WireFormat
 
 DialectName = Literal["messages", "chat", "responses"]

@@ -23,7 +23,7 @@ from halter.guard.halts import BudgetBusy
 from halter.guard.prepare import Call
 from halter.guard.request import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
 from halter.models.price_tables import make_prices
-from halter.models.providers import Prices
+from halter.models.prices import Prices
 from halter.state import lifecycle
 from halter.state.receipt import Receipt, make_receipt
 from halter.tools.function_tool import FunctionTool, canonical_json

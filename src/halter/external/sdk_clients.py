@@ -41,7 +41,8 @@ from halter.external.refusals import Refusal, explain_outcome, render_in_stream,
 from halter.external.relay import Upstream, conclude_answer, drain_events, drop_usage_chunk
 from halter.guard.request import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest, RequestOutcome
 from halter.loop.session_runtime import cancel_and_wait
-from halter.models.providers import Prices, find_listed_window
+from halter.models.prices import Prices
+from halter.models.sellers import find_listed_window
 from halter.models.usage_reader import UsageReader
 from halter.net.failures import convert_error
 from halter.net.sdk_pool import open_plain_client, wrap_blocking_transport, wrap_transport

@@ -29,24 +29,18 @@ from halter.core.clock import DAY
 from halter.core.errors import ConfigError
 from halter.core.text import format_count, shorten, to_one_line
 from halter.core.usage import ModelName, UnknownPrice, Unpriced, is_encrypted_or_local
-from halter.models.providers import (
+from halter.models.prices import ListedPrices, PriceGuess, Prices
+from halter.models.sellers import TABLE_NAMES, Seller, find_listed_tariff, find_seller, read_bundled_table
+from halter.models.tariffs import (
     ALWAYS,
     MARGIN,
     SCALE,
-    TABLE_NAMES,
-    ListedPrices,
-    PriceGuess,
     PricePeriod,
-    Prices,
-    Seller,
     Tariff,
     Tier,
     compile_listed_price,
-    find_listed_tariff,
-    find_seller,
     find_tier,
     make_period,
-    read_bundled_table,
 )
 from halter.net.client import HttpClient, HttpRequest
 from halter.net.failures import HttpFailure

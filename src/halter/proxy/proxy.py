@@ -57,7 +57,9 @@ from halter.guard.ledger import Ledger
 from halter.guard.request import FailedRequest, ModelRequest, RefusedRequest, RequestOutcome, RequestRecord
 from halter.loop.session_runtime import cancel_and_wait
 from halter.models.price_tables import make_prices
-from halter.models.providers import Prices, find_endpoint, find_listed_window, list_model_names
+from halter.models.prices import Prices
+from halter.models.providers import find_endpoint
+from halter.models.sellers import find_listed_window, list_model_names
 from halter.models.wires.openai_client import uses_new_limit
 from halter.net.client import HttpTransport
 from halter.policy.evaluation import ResolvedPolicy

@@ -52,7 +52,7 @@ from halter.guard.provenance_check import ActiveMode, ProvenanceCheck, choose_pr
 from halter.journal.engine import StoreView
 from halter.journal.rebuild import RowFold
 from halter.models.price_tables import make_prices
-from halter.models.providers import Prices
+from halter.models.prices import Prices
 from halter.policy.evaluation import ResolvedPolicy
 from halter.policy.order import Ranked
 from halter.runtime.session_builder import grant_phase_tools

@@ -25,7 +25,8 @@ from halter.core.errors import ConfigError
 from halter.core.text import join_names
 from halter.core.usage import ModelName, Unpriced
 from halter.models.price_tables import make_prices
-from halter.models.providers import ListedPrices, make_model
+from halter.models.prices import ListedPrices
+from halter.models.providers import make_model
 from halter.redaction.redact import Redactor
 from halter.redaction.secrets import SECRET_PREFIX, read_environment_secrets
 from halter.runtime.assembly.folder_code import require_trusted
