@@ -41,14 +41,14 @@ class AiohttpTransport:
                 trace_request_ctx=request,
             )
         except (ClientError, OSError, ValueError) as error:
-            raise convert_error(error) from None
+            raise convert_error(error, request.url) from None
         content = response.content
 
         async def read_piece() -> bytes:
             try:
                 return await content.readany()
             except (ClientError, OSError) as error:
-                raise convert_error(error) from None
+                raise convert_error(error, request.url) from None
 
         async def close() -> None:
             response.close()

@@ -30,8 +30,18 @@ _KINDS: Final = MappingProxyType(
     {"InvalidURL": "BadUrl", "LocalProtocolError": "BadRequest", "UnicodeEncodeError": "BadRequest"}
 )
 _UNSENT: Final = frozenset(
-    {"ConnectError", "ConnectTimeout", "InvalidURL", "PoolTimeout", "UnicodeEncodeError", "UnsupportedProtocol"}
+    (
+        *("ConnectError", "ConnectTimeout", "InvalidURL", "PoolTimeout", "UnicodeEncodeError", "UnsupportedProtocol"),
+        *(
+            "ClientConnectorCertificateError",
+            "ClientConnectorDNSError",
+            "ClientConnectorError",
+            "ClientConnectorSSLError",
+        ),
+        *("ClientProxyConnectionError", "ConnectionTimeoutError", "InvalidUrlClientError"),
+    )
 )
+"""Errors of both libraries before anything of a request is sent."""
 
 
 class HttpFailure(HalterError):
