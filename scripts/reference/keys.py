@@ -1,6 +1,6 @@
 """The pages about configuration files: every key, its type and its default."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -8,7 +8,7 @@ import msgspec
 from msgspec import NODEFAULT, UNSET, inspect
 
 from halter.config.agent_files import parse_agent
-from halter.config.decode import SCALAR_FORMS, is_deprecated, name_written_form
+from halter.config.decode import SCALAR_FORMS, find_spec, is_deprecated, name_written_form, read_default
 from halter.config.merge import FleetConfig
 from halter.config.resolve import resolve_agent, resolve_policy
 from halter.config.yaml_reader import load_bytes
@@ -17,6 +17,7 @@ from halter.core.money import Caps
 from halter.runtime.session_builder import MAX_AUTONOMOUS_WINDOW
 from halter.spec.agent import AgentSpec
 from halter.spec.fleet import FleetSpec
+from halter.spec.forms import BY_KEY
 from halter.spec.limits import Limits
 from scripts.reference.sheet import NOTHING, code, head, table
 
@@ -41,6 +42,7 @@ SHORT: Final = {
     "secret": "name of a secret",
     "header_name": "name of a header",
     "header": "text",
+    "mail": "e-mail address",
 }
 
 FORMS: Final = "How amounts, times and names are written:"
@@ -77,7 +79,7 @@ def fleet_page() -> str:
 
 
 def _keys(kind: type[msgspec.Struct], defaults: Mapping[str, str]) -> str:
-    rows = _rows(cast("inspect.StructType", inspect.type_info(kind)), "", defaults)
+    rows = _rows([cast("inspect.StructType", inspect.type_info(kind))], "", defaults)
     return table(("key", "is", "if not given", "meaning"), ((code(key), *rest) for key, *rest in rows))
 
 
@@ -86,19 +88,27 @@ def _forms() -> str:
     return f"{FORMS}\n\n" + table(("form", "write"), rows)
 
 
-def _rows(kind: inspect.StructType, path: str, defaults: Mapping[str, str]) -> Iterator[Row]:
-    """List the keys of a mapping, with nested keys in place."""
-    for field in kind.fields:
-        if not is_deprecated(field.type):
-            yield from _of_field(field, path + field.encode_name, defaults)
-
-
-def _of_field(field: inspect.Field, path: str, defaults: Mapping[str, str]) -> Iterator[Row]:
-    if below := _below(field.type, path):
-        for kind, below_path in below:
-            yield from _rows(kind, below_path, defaults)
-    else:
-        yield path, _is(field.type), defaults.get(path) or _default(field), _meaning(field.type)
+def _rows(kinds: Sequence[inspect.StructType], path: str, defaults: Mapping[str, str]) -> Iterator[Row]:
+    """List the keys of a mapping, with nested keys in place; a key of only some of its kinds says of which."""
+    tags = [str(kind.tag) for kind in kinds]
+    tag_field = kinds[0].tag_field or BY_KEY
+    if tag_field != BY_KEY:
+        yield path + tag_field, ", ".join(map(code, tags)), "needed", find_spec(kinds[0]).KIND
+    for name in dict.fromkeys(field.encode_name for kind in kinds for field in kind.fields):
+        having = {str(kind.tag): field for kind in kinds for field in kind.fields if field.encode_name == name}
+        fields = [field for field in having.values() if not is_deprecated(field.type)]
+        below = [each for field in fields for each in _below(field.type, path + name)]
+        if below:
+            below_kinds = {kind.cls: kind for kind, _ in below}
+            yield from _rows([*below_kinds.values()], below[0][1], defaults)
+        elif fields:
+            meaning = " ".join(dict.fromkeys(_meaning(field.type) for field in fields))
+            owners = [code(tag if tag_field == BY_KEY else f"{tag_field}: {tag}") for tag in having]
+            note = f" Only with {' or '.join(owners)}." if name not in tags and len(having) < len(kinds) else ""
+            shown = defaults.get(path + name) or _default(fields[0])
+            if tag_field == BY_KEY and name in tags and len(having) < len(kinds):
+                shown += f", or {' or '.join(code(tag) for tag in dict.fromkeys(tags) if tag != name)}"
+            yield path + name, _is(fields[0].type), shown, meaning + note
 
 
 def _below(kind: inspect.Type, path: str) -> list[tuple[inspect.StructType, str]]:
@@ -196,7 +206,7 @@ def _number(kind: inspect.IntType | inspect.FloatType) -> str:
 def _default(field: inspect.Field) -> str:
     if field.required:
         return "needed"
-    default = field.default_factory() if callable(field.default_factory) else field.default
+    default = read_default(field)
     return NOTHING if default in (NODEFAULT, UNSET) else _shown(default, _form(field.type))
 
 

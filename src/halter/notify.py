@@ -24,14 +24,18 @@ from halter.core.tools import substitute_secrets
 from halter.net.client import SUCCESS, HttpClient, HttpRequest
 from halter.net.failures import HttpFailure
 from halter.net.httpx_transport import HttpxTerms, HttpxTransport
-from halter.spec.channels import Channel
+from halter.spec.channels import AnyChannel, AppriseChannel, EmailChannel, InAppChannel, WebhookChannel
 from halter_agents import VERSION
 
 if TYPE_CHECKING:
     from aiosmtplib import SMTP, SMTPResponseException
 
 
-def reveal_secrets(value: Any, reveal: Callable[[str], str], channel: str) -> Any:
+RevealSecret = Callable[[str], str]
+"""Returns the value of a secret; raises KeyError if there is none."""
+
+
+def reveal_secrets(value: Any, reveal: RevealSecret, channel: str) -> Any:
     """Insert secrets into a value. A missing secret may be retried, since it may be set by the next attempt."""
     try:
         return substitute_secrets(value, reveal)
@@ -53,9 +57,9 @@ _REDIRECT_STATUSES: Final = range(300, 400)
 class WebhookSender:
     """A channel that posts notifications to a URL. Local addresses are allowed, because a person configured the URL."""
 
-    def __init__(self, channel: Channel, reveal: Callable[[str], str], tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, channel: WebhookChannel, reveal: RevealSecret, tls: ssl.SSLContext | None = None) -> None:
         self._channel = channel
-        self._url = channel.url or ""
+        self._url = channel.url
         self._reveal = reveal
         self._tls = tls
 
@@ -102,13 +106,13 @@ SERVICE_TIMEOUT: Final = 60
 class AppriseSender:
     """A channel that sends notifications through a service of Apprise."""
 
-    def __init__(self, channel: Channel, reveal: Callable[[str], str]) -> None:
+    def __init__(self, channel: AppriseChannel, reveal: RevealSecret) -> None:
         self._channel = channel
         self._reveal = reveal
 
     async def send(self, notification: OutgoingNotification) -> None:
         """Send from a thread, since the library blocks. An abandoned thread ends at its own deadline."""
-        address: str = reveal_secrets(self._channel.service or "", self._reveal, self._channel.name)
+        address: str = reveal_secrets(self._channel.service, self._reveal, self._channel.name)
         await asyncio.to_thread(self._send_one, address, notification)
 
     def _send_one(self, address: str, notification: OutgoingNotification) -> None:
@@ -131,36 +135,34 @@ class AppriseSender:
         return DeliveryFailed(f"The channel {self._channel.name} {text}.", may_retry=may_retry)
 
 
-RevealSecret = Callable[[str], str]
-"""Returns the value of a secret; raises KeyError if there is none."""
-
-
 class InAppSender:
     """A channel that sends nothing, because the app shows the notification."""
 
     async def send(self, notification: OutgoingNotification) -> None: ...
 
 
-_LIBRARIES: Final = {"apprise": "apprise", "email": "aiosmtplib"}
-
-
-def require_libraries(channels: Iterable[Channel]) -> None:
+def require_libraries(channels: Iterable[AnyChannel]) -> None:
     """Raise ConfigError for the first channel whose library is not installed."""
     for channel in channels:
-        if channel.type in _LIBRARIES:
-            require_module(_LIBRARIES[channel.type], "notify", f"The channel {channel.name}")
+        match channel:
+            case AppriseChannel():
+                require_module("apprise", "notify", f"The channel {channel.name}")
+            case EmailChannel():
+                require_module("aiosmtplib", "notify", f"The channel {channel.name}")
+            case InAppChannel() | WebhookChannel():
+                pass
 
 
-def make_sender(channel: Channel, reveal: RevealSecret, tls: ssl.SSLContext | None = None) -> Sender:
+def make_sender(channel: AnyChannel, reveal: RevealSecret, tls: ssl.SSLContext | None = None) -> Sender:
     """Make the sender of a channel; `tls` replaces the default certificate authorities."""
-    match channel.type:
-        case "in_app":
+    match channel:
+        case InAppChannel():
             return InAppSender()
-        case "email":
+        case EmailChannel():
             return MailSender(channel, reveal, tls)
-        case "webhook":
+        case WebhookChannel():
             return WebhookSender(channel, reveal, tls)
-        case "apprise":
+        case AppriseChannel():
             return AppriseSender(channel, reveal)
 
 
@@ -178,7 +180,7 @@ _MAX_QUOTE: Final = 200
 class MailSender:
     """A channel that sends e-mail through one mail server."""
 
-    def __init__(self, channel: Channel, reveal: Callable[[str], str], tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, channel: EmailChannel, reveal: RevealSecret, tls: ssl.SSLContext | None = None) -> None:
         self._channel = channel
         self._reveal = reveal
         self._tls = tls
@@ -212,7 +214,7 @@ class MailSender:
 
         channel, login = self._channel, self._login()
         return SMTP(
-            hostname=channel.host or "",
+            hostname=channel.host,
             port=channel.port or None,
             use_tls=channel.security == "tls",
             start_tls=channel.security == "starttls",
@@ -287,15 +289,14 @@ async def _quit(client: "SMTP") -> None:
             await client.quit()
 
 
-def compose_mail(notification: OutgoingNotification, channel: Channel) -> EmailMessage:
+def compose_mail(notification: OutgoingNotification, channel: EmailChannel) -> EmailMessage:
     """Compose the e-mail of a notification. The subject is one line, so that it cannot inject a header."""
-    sender = channel.sender or ""
     message = EmailMessage(policy=policy.SMTP)
-    message["From"] = sender
+    message["From"] = channel.sender
     message["To"] = ", ".join(channel.to)
     message["Subject"] = shorten(_join_lines(notification.subject), MAX_SUBJECT_LENGTH)
     message["Date"] = format_datetime(datetime.fromtimestamp(notification.at // SECOND, UTC))
-    message["Message-ID"] = make_message_id(notification.id, sender)
+    message["Message-ID"] = make_message_id(notification.id, channel.sender)
     message["Auto-Submitted"] = "auto-generated"
     message.set_content(_add_footer(notification))
     return message

@@ -12,14 +12,14 @@ from msgspec.structs import replace
 
 from halter.core.ports import DeliveryFailed, OutgoingNotification
 from halter.notify import compose_mail, make_message_id, make_sender
-from halter.spec.channels import Channel
+from halter.spec.channels import EmailChannel
 
 SECRETS = {"MAIL": PASSWORD}
 
 
-def mail(port: int, **more: Any) -> Channel:
+def mail(port: int, **more: Any) -> EmailChannel:
     fields: dict[str, Any] = {"to": ("ada@example.com", "bob@example.com"), "security": "none", **more}
-    return Channel(name="ops", type="email", sender="halter@example.com", host="127.0.0.1", port=port, **fields)
+    return EmailChannel(name="ops", sender="halter@example.com", host="127.0.0.1", port=port, **fields)
 
 
 async def sent(postbox: Postbox, letter: OutgoingNotification = LETTER, **more: Any) -> Message:
@@ -33,7 +33,7 @@ def text_of(message: Message) -> str:
     return text.replace("\r\n", "\n")
 
 
-async def undelivered(channel: Channel, **more: Any) -> DeliveryFailed:
+async def undelivered(channel: EmailChannel, **more: Any) -> DeliveryFailed:
     with pytest.raises(DeliveryFailed) as why:
         await make_sender(channel, SECRETS.__getitem__, **more).send(LETTER)
     assert PASSWORD not in repr(why.value)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from halter.core.ports import DeliveryFailed, OutgoingNotification
 from halter.notify import make_sender
-from halter.spec.channels import Channel
+from halter.spec.channels import AnyChannel, AppriseChannel, InAppChannel, WebhookChannel
 
 # The library imports modules of Python's own that are about to go.
 pytestmark = pytest.mark.filterwarnings("ignore:.*slated for removal:DeprecationWarning")
@@ -18,19 +18,19 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*slated for removal:Deprecation
 KEY = "mAdeUpKeyThatOpensNothing1234567890"
 
 
-def hook(port: int, **more: Any) -> Channel:
-    return Channel(name="ops", type="webhook", url=f"http://127.0.0.1:{port}/in?key={KEY}", **more)
+def hook(port: int, **more: Any) -> WebhookChannel:
+    return WebhookChannel(name="ops", url=f"http://127.0.0.1:{port}/in?key={KEY}", **more)
 
 
-def service(port: int) -> tuple[Channel, dict[str, str]]:
-    return Channel(name="chat", type="apprise", service="${secret:CHAT}"), {"CHAT": f"json://127.0.0.1:{port}/{KEY}"}
+def service(port: int) -> tuple[AppriseChannel, dict[str, str]]:
+    return AppriseChannel(name="chat", service="${secret:CHAT}"), {"CHAT": f"json://127.0.0.1:{port}/{KEY}"}
 
 
-async def send(channel: Channel, secrets: dict[str, str], letter: OutgoingNotification = LETTER) -> None:
+async def send(channel: AnyChannel, secrets: dict[str, str], letter: OutgoingNotification = LETTER) -> None:
     await make_sender(channel, secrets.__getitem__).send(letter)
 
 
-async def undelivered(channel: Channel, secrets: dict[str, str]) -> DeliveryFailed:
+async def undelivered(channel: AnyChannel, secrets: dict[str, str]) -> DeliveryFailed:
     with pytest.raises(DeliveryFailed) as why:
         await send(channel, secrets)
     assert KEY not in repr(why.value)
@@ -135,10 +135,10 @@ async def test_a_service_that_fails_is_retried_and_its_address_is_not_shown(
 
 @pytest.mark.parametrize("address", [f"nobody://{KEY}", KEY, "json://"])
 async def test_an_address_that_apprise_does_not_know_is_not_tried_again(address: str) -> None:
-    why = await undelivered(Channel(name="chat", type="apprise", service="${secret:CHAT}"), {"CHAT": address})
+    why = await undelivered(AppriseChannel(name="chat", service="${secret:CHAT}"), {"CHAT": address})
     assert "has a URL that Apprise does not know: check its secret" in str(why)
     assert not why.may_retry
 
 
 async def test_what_is_shown_in_the_app_needs_no_sending() -> None:
-    await send(Channel(name="in_app", type="in_app"), {})
+    await send(InAppChannel(name="in_app"), {})

@@ -41,7 +41,7 @@ from halter.models.prices import Prices
 from halter.redaction.secrets import GivenSecrets
 from halter.sensors.poll import make_poll_sensor
 from halter.spec.autonomy import Autonomy, Gate, HotField, Pacing
-from halter.spec.sensors import SensorSource, SensorSpec, Signal
+from halter.spec.sensors import AnySensor, ExpressionSignal, ModelSignal, PollSensor, ToolSource
 from halter.state.receipt import Receipt
 from halter.tasks.conversation import Conclusion, Conversation
 from halter.testing.fakes import Crash
@@ -50,13 +50,12 @@ from halter.tools.function_tool import tool
 from tests.crash.test_loop_crashes import TEN, Sensible, reply, timeless
 from tests.story.loops import Story, calls, says
 
-TICKER: Final = SensorSpec(
+TICKER: Final = PollSensor(
     name="ticker",
-    type="poll",
-    source=SensorSource(tool="ticker"),
+    source=ToolSource(tool="ticker"),
     interval=5 * MINUTE,
     jitter=0,
-    signals=(Signal(name="jump", expression="value > 150", notify=True, cooldown=10 * MINUTE),),
+    signals=(ExpressionSignal(name="jump", expression="value > 150", notify=True, cooldown=10 * MINUTE),),
 )
 MOST_SKIPS: Final = 2
 PACING: Final = Pacing(
@@ -144,7 +143,7 @@ class Manor(Story):
         await running.load_history()
         return Conclusion(row.state, wake_at=row.wake_at, wake_on=tuple(row.wake_on.split()))
 
-    def sensing(self, running: SessionRuntime, sensor: SensorSpec, take: Any, result: Any) -> SupervisedSensor:
+    def sensing(self, running: SessionRuntime, sensor: AnySensor, take: Any, result: Any) -> SupervisedSensor:
         async def look() -> Any:
             name = f"s.p{sensor.name}_{self.world.now}"
             answer = await running.call_read_only(Call(name, "ticker", b"{}", "sensor", timeout=sensor.timeout))
@@ -158,7 +157,7 @@ class Manor(Story):
         )
 
 
-async def fail_scoring(signal: Signal, _: Any) -> Score | ScoringFailure:
+async def fail_scoring(signal: ModelSignal, _: Any) -> Score | ScoringFailure:
     return ScoringFailure(f"Nobody judges {signal.name}.")
 
 

@@ -25,7 +25,7 @@ from halter.runtime.feed import name_feed_event
 from halter.runtime.runtime import DEFAULT_LEASE_DURATION
 from halter.runtime.worker import MAX_TAKEOVERS
 from halter.spec.autonomy import ALWAYS_WAKING_NAMES, Autonomy
-from halter.spec.sensors import SensorType
+from halter.spec.sensors import AnySensor
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "autonomy.md").read_text("utf-8")
@@ -68,7 +68,9 @@ EVENTS: tuple[AnyEvent, ...] = (
 
 
 def test_every_type_of_sensor_and_every_word_that_is_taken_is_on_the_page() -> None:
-    assert tuple(dict(ROW.findall(section("Sensors")))) == SensorType.__args__
+    assert tuple(dict(ROW.findall(section("Sensors")))) == tuple(
+        kind.__struct_config__.tag for kind in AnySensor.__args__
+    )
     assert all(f"`{word}`" in section("Yield") for word in ALWAYS_WAKING_NAMES)
 
 

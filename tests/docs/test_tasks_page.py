@@ -9,7 +9,7 @@ from halter.config.resolve import REVIEW_PHASES, resolve_agent
 from halter.config.yaml_reader import load_bytes
 from halter.core.clock import DAY, format_duration
 from halter.spec.agent import AgentSpec
-from halter.spec.channels import ChannelType, Notify
+from halter.spec.channels import AnyChannel, Notify
 from halter.spec.triggers import Schedule, Watch, Webhook
 from halter.tasks.task_tools import RETRY_PAUSES
 
@@ -58,7 +58,9 @@ def test_the_walk_of_a_review_on_the_page_is_the_one_that_is_walked() -> None:
 
 
 def test_every_type_of_channel_and_everything_that_is_told_of_is_on_the_page() -> None:
-    assert tuple(dict(ROW.findall(section("## Telling people")))) == ChannelType.__args__
+    assert tuple(dict(ROW.findall(section("## Telling people")))) == tuple(
+        kind.__struct_config__.tag for kind in AnyChannel.__args__
+    )
     assert all(f"`{word}`" in section("## Telling people") for word in Notify().on)
 
 

@@ -10,9 +10,8 @@ import pytest
 from halter.autonomy.resident import MAX_BACKOFF, MIN_BACKOFF
 from halter.core.clock import SECOND
 from halter.core.tools import Sensor, SensorFailed
-from halter.sensors.stream import find_stream_format, is_sendable, make_stream_sensor
-from halter.spec.sensors import SensorSource
-from halter.spec.sensors import SensorSpec as Spec
+from halter.sensors.stream import is_sendable, make_stream_sensor
+from halter.spec.sensors import StreamSensor, StreamSource
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
 OPEN = OK + b"connection: close\r\n\r\n"
@@ -23,7 +22,7 @@ Read = Callable[..., Awaitable[list[Any]]]
 
 def feed(server: Any, clock: Any, patience: float = 20, **headers: str) -> Sensor:
     timeout = round(patience * SECOND)
-    spec = Spec(name="feed", type="stream", source=SensorSource(url=server.url), timeout=timeout)
+    spec = StreamSensor(name="feed", source=StreamSource(url=server.url), timeout=timeout)
     return make_stream_sensor(spec, headers, clock)
 
 
@@ -111,14 +110,14 @@ async def test_a_stream_that_is_cut_has_failed_and_goes_on_after_the_last_whole_
 
 
 async def test_a_server_that_is_not_there_is_a_failure(clock: Any, read: Read) -> None:
-    spec = Spec(name="feed", type="stream", source=SensorSource(url="http://127.0.0.1:1/"))
+    spec = StreamSensor(name="feed", source=StreamSource(url="http://127.0.0.1:1/"))
     with pytest.raises(SensorFailed, match=r"127\.0\.0\.1 cannot be read"):
         await read(make_stream_sensor(spec, {}, clock))
 
 
 @pytest.mark.parametrize("url", ["ftp://example.com/", "http://", "http://ann:pass@127.0.0.1:1/", "http://a:port/", ""])
 async def test_an_address_that_cannot_be_used_is_a_failure(clock: Any, read: Read, url: str) -> None:
-    spec = Spec(name="feed", type="stream", source=SensorSource(url=url or "x", format="sse"))
+    spec = StreamSensor(name="feed", source=StreamSource(url=url or "x", format="sse"))
     with pytest.raises(SensorFailed, match="URL") as error:
         await read(make_stream_sensor(spec, {}, clock))
     assert "pass@" not in str(error.value)
@@ -239,6 +238,5 @@ async def test_a_server_that_is_busy_or_done_is_left_alone(server: Any, clock: A
 
 def test_an_address_tells_what_is_spoken_there() -> None:
     addresses = ("https://a.example", "ws://a.example", "WSS://a.example")
-    texts = [find_stream_format(SensorSource(url=address)) for address in addresses]
+    texts = [StreamSource(url=address).protocol for address in addresses]
     assert texts == ["sse", "websocket", "websocket"]
-    assert find_stream_format(SensorSource(url="https://a.example", format="websocket")) == "websocket"

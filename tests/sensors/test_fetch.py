@@ -12,8 +12,7 @@ from halter.autonomy.resident import MIN_BACKOFF
 from halter.core.clock import SECOND
 from halter.core.tools import Failed, Invalid, Permit, SensorFailed, Tool, Valid, find_secret_names
 from halter.sensors.poll import Fetch, make_poll_sensor, parse_json_value
-from halter.spec.sensors import SensorSource
-from halter.spec.sensors import SensorSpec as Spec
+from halter.spec.sensors import PollSensor, UrlSource
 
 MADE_UP = "made-up-key-123"
 
@@ -23,9 +22,8 @@ def page(body: bytes, status: str = "200 OK", *lines: str) -> bytes:
     return "\r\n".join([*head, "", ""]).encode() + body
 
 
-def spec(server: Any, patience: float = 20, **headers: str) -> Spec:
-    source = SensorSource(url=server.url, headers=headers)
-    return Spec(name="gauge", type="poll", source=source, interval=SECOND, timeout=round(patience * SECOND))
+def fetch_from(server: Any, patience: float = 20, **headers: str) -> Fetch:
+    return Fetch("gauge", UrlSource(url=server.url, headers=headers), round(patience * SECOND))
 
 
 async def got(tool: Tool, **secrets: str) -> str:
@@ -36,23 +34,23 @@ async def got(tool: Tool, **secrets: str) -> str:
 
 async def test_what_an_address_holds_is_got(server: Any) -> None:
     server.answers = [page(b'{"level": 3}')]
-    assert json.loads(await got(Fetch(spec(server)))) == {"level": 3}
+    assert json.loads(await got(fetch_from(server))) == {"level": 3}
     assert server.asked[0].startswith("GET /feed HTTP/1.1\r\n")
 
 
 def test_it_is_a_safe_tool_that_only_looks_and_takes_no_arguments() -> None:
-    tool: Tool = Fetch(Spec(name="gauge", type="poll", source=SensorSource(url="http://a.example/x")))
+    tool: Tool = Fetch("gauge", UrlSource(url="http://a.example/x"), 30 * SECOND)
     assert (tool.spec.name, tool.spec.level, tool.spec.effect) == ("poll_gauge", "SAFE", "read")
     assert isinstance(tool.validate(b'{"url": "http://b.example/"}'), Invalid)
     assert isinstance(tool.validate(b"\xff"), Invalid)
     assert isinstance(tool.validate(b""), Valid)
-    fetch = Fetch(Spec(name="gauge", type="poll", source=SensorSource(url="http://b.example/x")))
+    fetch = Fetch("gauge", UrlSource(url="http://b.example/x"), 30 * SECOND)
     assert fetch.spec.digest != tool.spec.digest
 
 
 async def test_the_guard_sees_which_secrets_it_names_and_only_the_server_sees_what_they_are(server: Any) -> None:
     server.answers = [page(b"1")]
-    tool = Fetch(spec(server, authorization="Bearer ${secret:GAUGE_KEY}"))
+    tool = fetch_from(server, authorization="Bearer ${secret:GAUGE_KEY}")
     valid = tool.validate(b"{}")
     assert isinstance(valid, Valid)
     assert find_secret_names(valid.canonical) == {"GAUGE_KEY"}
@@ -64,7 +62,7 @@ async def test_the_guard_sees_which_secrets_it_names_and_only_the_server_sees_wh
 
 async def test_a_permit_is_good_for_one_look(server: Any) -> None:
     server.answers = [page(b"1")]
-    tool, permit = Fetch(spec(server)), Permit("call-1", 0, {})
+    tool, permit = fetch_from(server), Permit("call-1", 0, {})
     valid = tool.validate(b"{}")
     assert isinstance(valid, Valid)
     await tool.run(valid, permit)
@@ -90,7 +88,7 @@ FAILURES = {
 async def test_what_cannot_be_read_has_failed(server: Any, answer: bytes) -> None:
     server.answers = [answer]
     with pytest.raises(Failed) as error:
-        await got(Fetch(spec(server)))
+        await got(fetch_from(server))
     assert str(error.value).startswith(FAILURES[answer])
 
 
@@ -105,7 +103,7 @@ async def test_a_redirect_to_another_place_is_never_asked(server: Any) -> None:
         port = other.sockets[0].getsockname()[1]
         server.answers = [page(b"", "302 Found", f"location: http://127.0.0.1:{port}/")]
         with pytest.raises(Failed, match="Redirected"):
-            await got(Fetch(spec(server, authorization=MADE_UP)))
+            await got(fetch_from(server, authorization=MADE_UP))
     assert bodies == []
 
 
@@ -117,7 +115,7 @@ async def test_a_server_that_hangs_is_given_up(server: Any, partial_answer: byte
 
     server.answers = [hang]
     with pytest.raises(Failed, match=r"^Timeout: .* within 0\.1 s"):
-        await got(Fetch(spec(server, patience=0.1)))
+        await got(fetch_from(server, patience=0.1))
 
 
 async def test_a_hundred_megabytes_are_not_kept(server: Any) -> None:
@@ -133,19 +131,19 @@ async def test_a_hundred_megabytes_are_not_kept(server: Any) -> None:
 
     server.answers = [pour]
     with pytest.raises(Failed, match=r"^TooLarge"):
-        await got(Fetch(spec(server)))
+        await got(fetch_from(server))
     assert sent_bytes < 50_000_000
 
 
 async def test_proxies_of_the_environment_are_not_used(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     server.answers = [page(b"1")]
-    assert await got(Fetch(spec(server))) == "1"
+    assert await got(fetch_from(server)) == "1"
 
 
 async def test_a_poll_of_an_address_that_fails_and_recovers_goes_on(server: Any, clock: Any, listen: Any) -> None:
     server.answers = [page(b"", "500 Oh no"), b"", page(b'{"level": 1}'), page(b"", "502 No"), page(b'{"level": 2}')]
-    tool = Fetch(spec(server))
+    tool = fetch_from(server)
 
     async def look() -> Any:
         try:
@@ -153,7 +151,11 @@ async def test_a_poll_of_an_address_that_fails_and_recovers_goes_on(server: Any,
         except Failed as error:
             raise SensorFailed(str(error)) from error
 
-    async with listen(make_poll_sensor(spec(server), look, clock, random.Random(0))) as listener:
+    async with listen(
+        make_poll_sensor(
+            PollSensor(name="gauge", source=UrlSource(url=server.url), interval=SECOND), look, clock, random.Random(0)
+        )
+    ) as listener:
         result = await listener.until_read(3)
         await listener.until(lambda: listener.sensing.report.health == "ok")
     assert result[:3] == [{"level": 1}, {"level": 2}, {"level": 2}]

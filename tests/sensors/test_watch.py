@@ -14,12 +14,11 @@ from halter.core import folders
 from halter.core.tools import Sensor, SensorFailed
 from halter.sensors import files
 from halter.sensors.files import make_watch_sensor, read_first_look
-from halter.spec.sensors import SensorSource
-from halter.spec.sensors import SensorSpec as Spec
+from halter.spec.sensors import FilesSensor, FilesSource
 
 
-def make_spec(pattern: str = "*", path: str = "inbox") -> Spec:
-    return Spec(name="inbox", type="watch", source=SensorSource(path=path, pattern=pattern))
+def make_spec(pattern: str = "*", path: str = "inbox") -> FilesSensor:
+    return FilesSensor(name="inbox", source=FilesSource(path=path, pattern=pattern))
 
 
 def watching(root: Path, clock: Any, path: str = "inbox", pattern: str = "*") -> Sensor:

@@ -15,8 +15,7 @@ from halter.autonomy.resident import MIN_BACKOFF
 from halter.core.clock import SECOND
 from halter.core.tools import Sensor, SensorFailed
 from halter.sensors.stream import make_stream_sensor
-from halter.spec.sensors import SensorSource
-from halter.spec.sensors import SensorSpec as Spec
+from halter.spec.sensors import StreamSensor, StreamSource
 
 MADE_UP = "made-up-key-123"
 
@@ -31,7 +30,7 @@ async def speaking(speak: Speak, **options: Any) -> AsyncIterator[str]:
 
 
 def feed(url: str, clock: Any, patience: float = 20, **headers: str) -> Sensor:
-    spec = Spec(name="feed", type="stream", source=SensorSource(url=url), timeout=round(patience * SECOND))
+    spec = StreamSensor(name="feed", source=StreamSource(url=url), timeout=round(patience * SECOND))
     return make_stream_sensor(spec, headers, clock)
 
 

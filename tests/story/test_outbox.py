@@ -29,7 +29,7 @@ from halter.redaction.secrets import GivenSecrets
 from halter.runtime.notices import ChannelKey, Outbox, make_senders
 from halter.runtime.runtime import Runtime
 from halter.settings import read_settings
-from halter.spec.channels import Channel, Notify
+from halter.spec.channels import EmailChannel, InAppChannel, Notify
 from halter.spec.tasks import Tasks
 from halter.tasks.task_tools import make_notification_key, queue_notification
 from halter.testing.fakes import StoreProxy
@@ -375,7 +375,7 @@ def test_what_was_erased_before_it_could_be_sent_is_not_sent(world: World) -> No
 
 
 def test_an_in_app_notification_is_there_at_once(world: World) -> None:
-    tasks = Tasks(notify=Notify(channels=(Channel(name="ops", type="in_app"),)))
+    tasks = Tasks(notify=Notify(channels=(InAppChannel(name="ops"),)))
 
     async def story() -> None:
         open_outbox(world, make_senders("night-watch", tasks, GivenSecrets({})))
@@ -399,9 +399,8 @@ class Outside:
 
 
 def mail(world: World, port: int) -> dict[ChannelKey, Sender]:
-    channel = Channel(
+    channel = EmailChannel(
         name="ops",
-        type="email",
         to=("ada@example.com",),
         sender="halter@example.com",
         host="127.0.0.1",

@@ -17,7 +17,7 @@ from halter.config.yaml_reader import load_bytes
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.errors import ConfigError
 from halter.spec.autonomy import Autonomy, Gate, HotField, Pacing
-from halter.spec.sensors import Detector, SensorSource, SensorSpec, Update
+from halter.spec.sensors import Detector, FilesSensor, PollSensor, ToolSource, Update
 
 TRADER = """\
 name: trader
@@ -193,8 +193,8 @@ KEYS: list[tuple[str, str, Any, Any]] = [
         "In dollars.",
     ),
     ("sensors/name", sensor(), lambda p: p.sensors[0].name, "feed"),
-    ("sensors/type", sensor("{path: inbox}", kind="files"), lambda p: p.sensors[0].type, "files"),
-    ("sensors/source/tool", sensor(), lambda p: p.sensors[0].source, SensorSource(tool="look")),
+    ("sensors/type", sensor("{path: inbox}", kind="files"), lambda p: type(p.sensors[0]), FilesSensor),
+    ("sensors/source/tool", sensor(), lambda p: p.sensors[0].source, ToolSource(tool="look")),
     (
         "sensors/source/arguments",
         sensor("{tool: look, arguments: {of: [AAPL]}}"),
@@ -291,14 +291,15 @@ def test_what_is_read_is_right_for_the_schema_too(key: str, text: str) -> None:
 
 
 def keys(schema: Mapping[str, Any], path: str) -> Iterator[str]:
-    """List every key below one, items of lists included; free keys are written as a star."""
-    below = {**schema.get("properties", {})}
-    free = schema.get("additionalProperties")
+    """List every key below one, items of lists and kinds included; free keys are written as a star."""
+    kinds, items, free = schema.get("anyOf", ()), schema.get("items", {}), schema.get("additionalProperties")
+    parts = (schema, *kinds, items, *items.get("anyOf", ()))
+    below = [each for part in parts for each in part.get("properties", {}).items()]
     if isinstance(free, dict) and "properties" in free:
-        below["*"] = free
-    texts = [key for name, result in below.items() for key in keys(result, f"{path}/{name}")]
-    items = list(keys(schema["items"], path)) if "properties" in schema.get("items", {}) else []
-    yield from (texts + items) or [path]
+        below.append(("*", free))
+    if len({"properties" in kind for kind in kinds}) > 1:
+        yield path
+    yield from dict.fromkeys(key for name, part in below for key in keys(part, f"{path}/{name}")) or [path]
 
 
 def test_no_key_is_without_a_test_that_shows_its_reader() -> None:
@@ -319,7 +320,7 @@ def test_the_defaults_are_those_that_are_documented() -> None:
     usual = Autonomy()
     assert (usual.min_sleep, usual.max_sleep, usual.idle_timeout) == (SECOND, DAY, 10 * MINUTE)
     assert (usual.max_consecutive_turns, usual.token_budget_per_hour, usual.max_actions_per_minute) == (50, 100_000, 10)
-    sensor_spec = SensorSpec(name="a", type="poll", source=SensorSource())
+    sensor_spec = PollSensor(name="a", source=ToolSource(tool="look"))
     assert (sensor_spec.interval, sensor_spec.jitter, sensor_spec.timeout) == (MINUTE, 0.1, 30 * SECOND)
     assert Gate() == Gate(on="change", max_skips=0)
 
@@ -475,14 +476,13 @@ def test_a_secret_that_is_listed_may_stand_in_a_header() -> None:
     )
 
 
-def read_redacted_pacing(text: str) -> Pacing:
+def read_redacted_pacing(text: str) -> Mapping[str, Any]:
     return redact_definition(resolve_agent(FleetConfig(), agent(text), None))["pacing"]
 
 
 def test_what_may_be_a_key_is_not_written_down() -> None:
     headers = "{Authorization: 'Bearer ${secret:API}', X-Key: made-up-key}"
     text = "secrets: [API]\n" + sensor(f"{{url: '{URL}', headers: {headers}}}")
-    (sensor_spec,) = read_redacted_pacing(text).sensors
-    assert sensor_spec.source.headers == {"Authorization": "${secret:API}", "X-Key": "…"}
-    assert sensor_spec.source.url == "https://api.example.com/prices?…"
-    assert read_redacted_pacing(sensor()) == pacing(sensor())
+    (sensor_spec,) = read_redacted_pacing(text)["sensors"]
+    assert sensor_spec["source"]["headers"] == {"Authorization": "${secret:API}", "X-Key": "…"}
+    assert sensor_spec["source"]["url"] == "https://api.example.com/prices?…"

@@ -203,7 +203,7 @@ SOURCES = [
     (sensor("{tool: ''}"), "line 5: `sensors[1].source.tool` is the text '', but must be text that is not empty"),
     (
         sensor("{tool: a, url: 'http://a'}"),
-        "line 5: `sensors[1].source` has both a `tool` and a `url`; keep one of the",
+        "line 5: `sensors[1].source` has both `tool` and `url`; keep one of the",
     ),
     (
         sensor("{tool: a, path: b}"),

@@ -18,7 +18,7 @@ from halter.config.yaml_reader import load_bytes
 from halter.core.clock import MINUTE, SECOND
 from halter.core.money import Cap
 from halter.spec.autonomy import ActiveHours
-from halter.spec.channels import Channel, Notify
+from halter.spec.channels import EmailChannel, InAppChannel, Notify
 from halter.spec.tasks import VERBS, Review, Tasks
 
 
@@ -220,7 +220,7 @@ def read_channel_key(key: str) -> Any:
 
 CHANNELS: list[tuple[str, str, Any, Any]] = [
     ("name", channel("type: in_app"), read_channel_key("name"), "ops"),
-    ("type", channel("type: in_app"), read_channel_key("type"), "in_app"),
+    ("type", channel("type: in_app"), lambda t: type(t.notify.channels[0]), InAppChannel),
     ("to", channel(MAIL), read_channel_key("to"), ("ada@example.com",)),
     ("sender", channel(MAIL), read_channel_key("sender"), "halter@example.com"),
     ("host", channel(MAIL), read_channel_key("host"), "mail.example.com"),
@@ -283,18 +283,15 @@ def test_each_key_of_a_channel_of_the_fleet_reaches_every_agent(key: str, text: 
 
 
 def keys(schema: Mapping[str, Any], path: str) -> Iterator[str]:
-    """List every key below one, items of lists included; free keys are written as a star."""
-    below = {**schema.get("properties", {})}
-    free = schema.get("additionalProperties")
+    """List every key below one, items of lists and kinds included; free keys are written as a star."""
+    kinds, items, free = schema.get("anyOf", ()), schema.get("items", {}), schema.get("additionalProperties")
+    parts = (schema, *kinds, items, *items.get("anyOf", ()))
+    below = [each for part in parts for each in part.get("properties", {}).items()]
     if isinstance(free, dict) and "properties" in free:
-        below["*"] = free
-    for member in schema.get("anyOf", ()):
-        below |= member.get("properties", {})
-        if "properties" in member:
-            yield path
-    texts = [key for name, result in below.items() for key in keys(result, f"{path}/{name}")]
-    items = list(keys(schema["items"], path)) if "properties" in schema.get("items", {}) else []
-    yield from (texts + items) or [path]
+        below.append(("*", free))
+    if len({"properties" in kind for kind in kinds}) > 1:
+        yield path
+    yield from dict.fromkeys(key for name, part in below for key in keys(part, f"{path}/{name}")) or [path]
 
 
 def test_no_key_is_without_a_test_that_shows_its_reader() -> None:
@@ -388,4 +385,4 @@ def test_the_defaults_are_those_that_are_documented() -> None:
     assert (watched.debounce, watched.max_attempts, watched.max_parallel) == (2 * SECOND, 3, 4)
     assert (watched.pattern, watched.existing, pushed_to.max_bytes) == ("*", True, 262144)
     assert tasks().review == Review()
-    assert Channel(name="a", type="email").security == "starttls"
+    assert EmailChannel(name="a", to=("a@b.c",), sender="a@b.c", host="b.c").security == "starttls"

@@ -58,7 +58,7 @@ SCHEDULES = [
     ),
     (
         schedule("every: 1h", "prompt: a", "playbook: b"),
-        "line 6: `schedules[1]` has both a `prompt` and a `playbook`; keep one of them.",
+        "line 6: `schedules[1]` has both `prompt` and `playbook`; keep one of them.",
     ),
     (schedule_at(), "line 3: `schedules[1]` has no time; write `cron`, `every` or `at`."),
     (
@@ -160,7 +160,7 @@ WATCHES = [
     (watch(), "line 3: `watches[1]` has nothing to watch; write a `path` or a `collection`."),
     (
         f"{watch('path: a', 'collection: b')}collections: {{b: {{path: c}}}}\n",
-        "line 6: `watches[1]` has both a `path` and a `collection`; keep one of them.",
+        "line 6: `watches[1]` has both `path` and `collection`; keep one of them.",
     ),
     (
         watch("collection: b"),

@@ -10,16 +10,15 @@ import pytest
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.tools import MAX_READING_BYTES, Sensor, SensorFailed
 from halter.sensors.poll import MIN_POLLING_INTERVAL, compute_poll_rest, make_poll_sensor
-from halter.spec.sensors import SensorSource
-from halter.spec.sensors import SensorSpec as Spec
+from halter.spec.sensors import PollSensor, ToolSource
 from halter.testing.world import World
 
 
 def ignore(_: Any) -> None: ...
 
 
-def spec(interval: int = 10 * SECOND, jitter: float = 0.0) -> Spec:
-    return Spec(name="gauge", type="poll", source=SensorSource(tool="look"), interval=interval, jitter=jitter)
+def spec(interval: int = 10 * SECOND, jitter: float = 0.0) -> PollSensor:
+    return PollSensor(name="gauge", source=ToolSource(tool="look"), interval=interval, jitter=jitter)
 
 
 class Jumping:

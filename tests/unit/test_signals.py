@@ -13,13 +13,12 @@ from halter.autonomy.signals import (
     SignalResults,
     Signals,
     describe_signal,
-    resolve_threshold,
 )
 from halter.core.clock import MINUTE, SECOND
 from halter.core.errors import LeaseLost, ModelUnavailable
 from halter.core.text import compile_expression
 from halter.core.tools import Reading
-from halter.spec.sensors import Detector, Signal
+from halter.spec.sensors import AnySignal, Detector, DetectorSignal, ExpressionSignal, ModelSignal
 
 KNOWS: Mapping[str, Any] = {"value": {}, "hot": {}}
 NOW = 1_000 * MINUTE
@@ -32,14 +31,16 @@ class Panel:
         self.says = answer
         self.asked: list[Any] = []
 
-    async def judge(self, signal: Signal, value: Any) -> Score | ScoringFailure:
+    async def judge(self, signal: ModelSignal, value: Any) -> Score | ScoringFailure:
         self.asked.append(value)
         return self.says(value)
 
 
-def signals(*configured: Signal, panel: Panel | None = None) -> Signals:
+def signals(*configured: AnySignal, panel: Panel | None = None) -> Signals:
     expressions = {
-        each.name: compile_expression(each.expression, KNOWS, "agent.yaml") for each in configured if each.expression
+        each.name: compile_expression(each.expression, KNOWS, "agent.yaml")
+        for each in configured
+        if isinstance(each, ExpressionSignal)
     }
     return Signals(configured, expressions, (panel or Panel()).judge)
 
@@ -69,7 +70,7 @@ async def score_one(watched: Signals, value: Any, after: int = 0, hot: Mapping[s
     ],
 )
 async def test_an_expression_scores_a_reading(expression: str, value: Any, score: float, *, fires: bool) -> None:
-    scored = await score_one(signals(Signal(name="s", expression=expression)), value, hot={"limit": 10})
+    scored = await score_one(signals(ExpressionSignal(name="s", expression=expression)), value, hot={"limit": 10})
     assert (scored.score, scored.fires, scored.is_reported) == (score, fires, fires)
 
 
@@ -87,7 +88,7 @@ async def test_an_expression_scores_a_reading(expression: str, value: Any, score
     ],
 )
 async def test_an_expression_without_an_answer_scores_nothing_and_says_why(expression: str, value: Any) -> None:
-    signal_results = await score_reading(signals(Signal(name="s", expression=expression)), value)
+    signal_results = await score_reading(signals(ExpressionSignal(name="s", expression=expression)), value)
     (scored,) = signal_results.scored
     assert (scored.score, scored.fires, scored.is_reported) == (None, False, False)
     assert signal_results.is_written
@@ -98,7 +99,8 @@ async def test_an_expression_without_an_answer_scores_nothing_and_says_why(expre
 @pytest.mark.parametrize("value", [math.nan, {"a": math.inf}, {1: 2}, object()])
 async def test_a_reading_that_is_no_json_scores_nothing(value: Any) -> None:
     signal_results = await score_reading(
-        signals(Signal(name="s", expression="true"), Signal(name="m", model="a:b")), value
+        signals(ExpressionSignal(name="s", expression="true"), ModelSignal(name="m", model="a:b", prompt="Look.")),
+        value,
     )
     assert [each.fires for each in signal_results.scored] == [False, False]
     assert not signal_results.is_written
@@ -108,38 +110,38 @@ async def test_a_reading_that_is_no_json_scores_nothing(value: Any) -> None:
 @pytest.mark.parametrize(
     ("signal", "most"),
     [
-        (Signal(name="s", expression="value"), 0.5),
-        (Signal(name="s", model="a:b"), 0.5),
-        (Signal(name="s", detector=Detector()), 4),
-        (Signal(name="s", detector=Detector(), threshold=6), 6),
-        (Signal(name="s", model="a:b", threshold=0.0), 0),
+        (ExpressionSignal(name="s", expression="value"), 0.5),
+        (ModelSignal(name="s", model="a:b", prompt="Look."), 0.5),
+        (DetectorSignal(name="s", detector=Detector()), 4),
+        (DetectorSignal(name="s", detector=Detector(), threshold=6), 6),
+        (ModelSignal(name="s", model="a:b", prompt="Look.", threshold=0.0), 0),
     ],
 )
-def test_a_signal_fires_from_its_threshold_on(signal: Signal, most: float) -> None:
-    assert resolve_threshold(signal) == most
+def test_a_signal_fires_from_its_threshold_on(signal: AnySignal, most: float) -> None:
+    assert signal.fires_at == most
 
 
 async def test_a_signal_is_reported_once_in_its_cooldown() -> None:
-    watched = signals(Signal(name="s", expression="value > 5", cooldown=MINUTE))
+    watched = signals(ExpressionSignal(name="s", expression="value > 5", cooldown=MINUTE))
     results = [(await score_one(watched, 6, after * SECOND)).is_reported for after in (0, 1, 59, 60, 61, 119, 120)]
     assert results == [True, False, False, True, False, False, True]
 
 
 async def test_a_signal_fires_in_its_cooldown_without_being_reported() -> None:
-    watched = signals(Signal(name="s", expression="value > 5"))
+    watched = signals(ExpressionSignal(name="s", expression="value > 5"))
     await score_one(watched, 6)
     scored = await score_one(watched, 6, SECOND)
     assert (scored.fires, scored.is_reported) == (True, False)
 
 
 async def test_however_short_its_cooldown_a_signal_is_reported_at_most_once_a_second() -> None:
-    watched = signals(Signal(name="s", expression="true", cooldown=0))
+    watched = signals(ExpressionSignal(name="s", expression="true", cooldown=0))
     results = [(await score_one(watched, 6, at * SECOND // 2)).is_reported for at in range(5)]
     assert results == [True, False, True, False, True]
 
 
 async def test_a_clock_that_was_set_back_silences_nobody() -> None:
-    watched = signals(Signal(name="s", expression="true"))
+    watched = signals(ExpressionSignal(name="s", expression="true"))
     assert (await score_one(watched, 6)).is_reported
     assert (await score_one(watched, 6, -60 * MINUTE)).is_reported
 
@@ -148,37 +150,44 @@ async def test_a_clock_that_was_set_back_silences_nobody() -> None:
     ("configured", "value", "writes"),
     [
         ((), 1, True),
-        ((Signal(name="a", expression="value > 5"),), 1, True),
-        ((Signal(name="a", expression="value > 5", filter=True),), 1, False),
-        ((Signal(name="a", expression="value > 5", filter=True),), 6, True),
-        ((Signal(name="a", expression="value > 5", filter=True), Signal(name="b", expression="true")), 1, False),
+        ((ExpressionSignal(name="a", expression="value > 5"),), 1, True),
+        ((ExpressionSignal(name="a", expression="value > 5", filter=True),), 1, False),
+        ((ExpressionSignal(name="a", expression="value > 5", filter=True),), 6, True),
         (
             (
-                Signal(name="a", expression="value > 5", filter=True),
-                Signal(name="b", expression="value < 2", filter=True),
+                ExpressionSignal(name="a", expression="value > 5", filter=True),
+                ExpressionSignal(name="b", expression="true"),
+            ),
+            1,
+            False,
+        ),
+        (
+            (
+                ExpressionSignal(name="a", expression="value > 5", filter=True),
+                ExpressionSignal(name="b", expression="value < 2", filter=True),
             ),
             1,
             True,
         ),
-        ((Signal(name="a", expression="value.x > 5", filter=True),), 1, False),
+        ((ExpressionSignal(name="a", expression="value.x > 5", filter=True),), 1, False),
     ],
 )
 async def test_a_filter_lets_through_only_what_fires(
-    configured: tuple[Signal, ...], value: Any, *, writes: bool
+    configured: tuple[AnySignal, ...], value: Any, *, writes: bool
 ) -> None:
     assert (await score_reading(signals(*configured), value)).is_written == writes
 
 
 async def test_a_filter_in_its_cooldown_still_lets_through_what_fires() -> None:
     panel = Panel()
-    watched = signals(Signal(name="m", model="a:b", filter=True), panel=panel)
+    watched = signals(ModelSignal(name="m", model="a:b", prompt="Look.", filter=True), panel=panel)
     assert [(await score_reading(watched, value, value)).is_written for value in range(3)] == [True, True, True]
     assert panel.asked == [0, 1, 2]
 
 
 async def test_a_model_is_not_paid_for_while_its_cooldown_runs() -> None:
     panel = Panel()
-    watched = signals(Signal(name="m", model="a:b", cooldown=MINUTE), panel=panel)
+    watched = signals(ModelSignal(name="m", model="a:b", prompt="Look.", cooldown=MINUTE), panel=panel)
     results = [(await score_one(watched, after, after * SECOND)).is_reported for after in (0, 1, 30, 59, 60)]
     assert results == [True, False, False, False, True]
     assert panel.asked == [0, 60]
@@ -186,7 +195,7 @@ async def test_a_model_is_not_paid_for_while_its_cooldown_runs() -> None:
 
 async def test_a_model_that_found_nothing_is_asked_again() -> None:
     panel = Panel(lambda value: Score(0.1 * value, "so"))
-    watched = signals(Signal(name="m", model="a:b", threshold=0.2), panel=panel)
+    watched = signals(ModelSignal(name="m", model="a:b", prompt="Look.", threshold=0.2), panel=panel)
     assert [(await score_one(watched, value)).fires for value in range(3)] == [False, False, True]
 
 
@@ -211,9 +220,11 @@ def takes_too_long(_: Any) -> Score | ScoringFailure:
 async def test_a_judge_that_fails_gives_no_score(
     answer: Callable[[Any], Score | ScoringFailure], sentence: str
 ) -> None:
-    signal_results = await score_reading(signals(Signal(name="m", model="a:b"), panel=Panel(answer)), 1)
+    signal_results = await score_reading(
+        signals(ModelSignal(name="m", model="a:b", prompt="Look."), panel=Panel(answer)), 1
+    )
     assert signal_results.sentences == (f"The signal `m` has no score: {sentence}",)
-    assert signal_results.scored == (ScoredSignal(Signal(name="m", model="a:b")),)
+    assert signal_results.scored == (ScoredSignal(ModelSignal(name="m", model="a:b", prompt="Look.")),)
 
 
 async def test_a_lost_lease_is_raised_to_the_caller() -> None:
@@ -221,11 +232,11 @@ async def test_a_lost_lease_is_raised_to_the_caller() -> None:
         raise LeaseLost("Somebody else owns it.")
 
     with pytest.raises(LeaseLost):
-        await score_reading(signals(Signal(name="m", model="a:b"), panel=Panel(lost)), 1)
+        await score_reading(signals(ModelSignal(name="m", model="a:b", prompt="Look."), panel=Panel(lost)), 1)
 
 
 async def test_a_detector_learns_what_is_usual_and_reports_what_is_not() -> None:
-    watched = signals(Signal(name="d", detector=Detector(path="load[0]", warmup=5)))
+    watched = signals(DetectorSignal(name="d", detector=Detector(path="load[0]", warmup=5)))
     for value in (1.0, 1.1, 0.9, 1.0, 1.1, 0.9, 1.0):
         assert not (await score_one(watched, {"load": [value]})).fires
     scored = await score_one(watched, {"load": [50]})
@@ -243,15 +254,15 @@ async def test_a_detector_learns_what_is_usual_and_reports_what_is_not() -> None
     ],
 )
 async def test_a_detector_passes_over_what_is_no_number(value: Any, sentence: str) -> None:
-    watched = signals(Signal(name="d", detector=Detector(path="load", warmup=2)))
+    watched = signals(DetectorSignal(name="d", detector=Detector(path="load", warmup=2)))
     signal_results = await score_reading(watched, value)
     assert signal_results.sentences == (f"The signal `d` has no score: {sentence}",)
     assert signal_results.scored[0].score is None
 
 
 async def test_each_detector_learns_for_itself() -> None:
-    first = Signal(name="a", detector=Detector(path="a", warmup=2))
-    second = Signal(name="b", detector=Detector(path="b", warmup=2))
+    first = DetectorSignal(name="a", detector=Detector(path="a", warmup=2))
+    second = DetectorSignal(name="b", detector=Detector(path="b", warmup=2))
     watched = signals(first, second)
     for value in (1, 2, 1, 2):
         await score_reading(watched, {"a": value, "b": value * 1000})
@@ -263,12 +274,20 @@ async def test_each_detector_learns_for_itself() -> None:
     ("scored", "value", "sentence"),
     [
         (
-            ScoredSignal(Signal(name="odd"), 0.91234567, fires=True, reason="it fell"),
+            ScoredSignal(ExpressionSignal(name="odd", expression="true"), 0.91234567, fires=True, reason="it fell"),
             {"price": 5},
             'The signal `odd` of the sensor `prices` fired with 0.9123: it fell. It read {"price":5}',
         ),
-        (ScoredSignal(Signal(name="odd")), "a\nb", 'The signal `odd` of the sensor `prices` fired. It read "a\\nb"'),
-        (ScoredSignal(Signal(name="odd")), math.nan, "The signal `odd` of the sensor `prices` fired. It read no JSON"),
+        (
+            ScoredSignal(ExpressionSignal(name="odd", expression="true")),
+            "a\nb",
+            'The signal `odd` of the sensor `prices` fired. It read "a\\nb"',
+        ),
+        (
+            ScoredSignal(ExpressionSignal(name="odd", expression="true")),
+            math.nan,
+            "The signal `odd` of the sensor `prices` fired. It read no JSON",
+        ),
     ],
 )
 def test_a_signal_is_reported_in_a_sentence(scored: ScoredSignal, value: Any, sentence: str) -> None:
@@ -276,5 +295,5 @@ def test_a_signal_is_reported_in_a_sentence(scored: ScoredSignal, value: Any, se
 
 
 def test_a_sentence_stays_short_whatever_was_read() -> None:
-    scored = ScoredSignal(Signal(name="odd"), 1.0, reason="r" * 10_000)
+    scored = ScoredSignal(ExpressionSignal(name="odd", expression="true"), 1.0, reason="r" * 10_000)
     assert len(describe_signal("prices", scored, Reading("x" * 1_000_000, NOW))) < 600

@@ -25,7 +25,7 @@ from halter.core.tools import MAX_READING_BYTES, Health, HealthReport, Reading, 
 from halter.loop.loop import TurnLoop
 from halter.loop.session_runtime import SessionRuntime, raise_if_cancelled
 from halter.loop.text_calls import PathValue, find_path_value
-from halter.spec.sensors import SensorSpec, Update
+from halter.spec.sensors import AnySensor, Update
 from halter.tasks.conversation import Conclusion, Conversation
 
 MIN_BACKOFF: Final = SECOND
@@ -204,14 +204,14 @@ class SensorRunner(Protocol):
     """A factory of a sensor's supervisor, with the callbacks for readings and health."""
 
     def __call__(
-        self, sensor: SensorSpec, on_reading: ReadingListener, on_health: HealthListener, /
+        self, sensor: AnySensor, on_reading: ReadingListener, on_health: HealthListener, /
     ) -> SupervisedSensor: ...
 
 
 class WatchedSensor(msgspec.Struct, frozen=True):
     """A sensor and its signals."""
 
-    sensor: SensorSpec
+    sensor: AnySensor
     signals: Signals
 
 
@@ -328,7 +328,7 @@ class ResidentSession:
             self._hot_view.hot.looks[watched_sensor.sensor.name] = look
             await self._runtime.save_snapshot(self._hot_view.hot.snapshot())
 
-    def _store_reading(self, sensor: SensorSpec, reading: Reading) -> frozenset[str]:
+    def _store_reading(self, sensor: AnySensor, reading: Reading) -> frozenset[str]:
         """Write a reading into its fields; return the changed ones. A value that does not fit is a health problem."""
         changed_names: set[str] = set()
         for update in sensor.list_updates():

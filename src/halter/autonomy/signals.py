@@ -9,14 +9,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
-from msgspec import UNSET
 
 from halter.core.clock import SECOND
 from halter.core.errors import ModelError
 from halter.core.text import EvaluationFailure, Expression, clean, describe_value, shorten
 from halter.core.tools import Reading
 from halter.loop.text_calls import MissingPath, NotJson, copy_json_value, cut_text, find_path_value, to_json_line
-from halter.spec.sensors import Detector, Signal
+from halter.spec.sensors import AnySignal, Detector, DetectorSignal, ExpressionSignal, ModelSignal
 
 MAX_SCORE: Final = 1_000_000.0
 """Maximum score, for a step of a number that was constant before."""
@@ -96,8 +95,6 @@ def parse_sample(value: Any) -> float | UnusableSample:
     )
 
 
-DEFAULT_THRESHOLD: Final = 0.5
-DETECTOR_THRESHOLD: Final = 4.0
 MIN_COOLDOWN: Final = SECOND
 """Minimum cooldown: fired signals are journaled, and a fast source must not fill the journal."""
 
@@ -116,14 +113,14 @@ class ScoringFailure(msgspec.Struct, frozen=True):
     sentence: str
 
 
-ScoreByModel = Callable[[Signal, Any], Awaitable[Score | ScoringFailure]]
+ScoreByModel = Callable[[ModelSignal, Any], Awaitable[Score | ScoringFailure]]
 """Ask a signal's model to score a value."""
 
 
 class ScoredSignal(msgspec.Struct, frozen=True):
     """A signal's score of a reading. `is_reported`: it fires outside its cooldown."""
 
-    signal: Signal
+    signal: AnySignal
     score: float | None = None
     fires: bool = False
     is_reported: bool = False
@@ -141,7 +138,9 @@ class SignalResults(msgspec.Struct, frozen=True):
 class Signals:
     """The signals of one sensor, with their detectors and the times when they last fired."""
 
-    def __init__(self, signals: Sequence[Signal], expressions: Mapping[str, Expression], judge: ScoreByModel) -> None:
+    def __init__(
+        self, signals: Sequence[AnySignal], expressions: Mapping[str, Expression], judge: ScoreByModel
+    ) -> None:
         self._signals = tuple(signals)
         self._expressions = expressions
         self._judge = judge
@@ -166,16 +165,17 @@ class Signals:
         return SignalResults(tuple(scored_signals), _is_written(scored_signals), tuple(sentences))
 
     async def _score(
-        self, signal: Signal, value: Any, hot: Mapping[str, Any], now: int
+        self, signal: AnySignal, value: Any, hot: Mapping[str, Any], now: int
     ) -> Score | ScoringFailure | None:
         """Score a value; None if the signal does not apply."""
-        if signal.detector is not UNSET:
-            return self._score_by_detector(signal.name, signal.detector, value)
-        if signal.expression is not UNSET:
-            return self._score_by_expression(signal.name, value, hot)
-        if self._is_quiet(signal, now) and not signal.filter:
-            return None
-        return await self._score_by_model(signal, value)
+        match signal:
+            case DetectorSignal(detector=detector):
+                return self._score_by_detector(signal.name, detector, value)
+            case ExpressionSignal():
+                return self._score_by_expression(signal.name, value, hot)
+            case ModelSignal():
+                is_needed = signal.filter or not self._is_quiet(signal, now)
+                return await self._score_by_model(signal, value) if is_needed else None
 
     def _score_by_detector(self, name: str, detector: Detector, value: Any) -> Score | ScoringFailure:
         path_value = find_path_value(value, detector.path)
@@ -203,7 +203,7 @@ class Signals:
             case _:
                 return ScoringFailure(f"`{expression.text}` is neither true nor false nor a number.")
 
-    async def _score_by_model(self, signal: Signal, value: Any) -> Score | ScoringFailure:
+    async def _score_by_model(self, signal: ModelSignal, value: Any) -> Score | ScoringFailure:
         try:
             score = await self._judge(signal, value)
         except (ModelError, TimeoutError) as error:
@@ -214,25 +214,19 @@ class Signals:
             return ScoringFailure("its model returned no finite number.")
         return score
 
-    def _apply_threshold(self, signal: Signal, score: Score | ScoringFailure | None, now: int) -> ScoredSignal:
+    def _apply_threshold(self, signal: AnySignal, score: Score | ScoringFailure | None, now: int) -> ScoredSignal:
         if not isinstance(score, Score):
             return ScoredSignal(signal)
-        fires = score.score >= resolve_threshold(signal)
+        fires = score.score >= signal.fires_at
         is_due = fires and not self._is_quiet(signal, now)
         if is_due:
             self._fired_at[signal.name] = now
         return ScoredSignal(signal, score.score, fires, is_due, score.reason)
 
-    def _is_quiet(self, signal: Signal, now: int) -> bool:
+    def _is_quiet(self, signal: AnySignal, now: int) -> bool:
         """Return True if a signal is in its cooldown. A clock that was set back does not extend the cooldown."""
         fired_at = self._fired_at.get(signal.name)
         return fired_at is not None and 0 <= now - fired_at < max(signal.cooldown, MIN_COOLDOWN)
-
-
-def resolve_threshold(signal: Signal) -> float:
-    if signal.threshold is not UNSET:
-        return signal.threshold
-    return DEFAULT_THRESHOLD if signal.detector is UNSET else DETECTOR_THRESHOLD
 
 
 def _is_written(scored_signals: Sequence[ScoredSignal]) -> bool:

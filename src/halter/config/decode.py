@@ -5,7 +5,7 @@ its whole key path, also inside mappings with free keys.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import cache
 from types import MappingProxyType
@@ -17,13 +17,14 @@ import msgspec
 from msgspec import UNSET, UnsetType, inspect
 
 from halter.config.yaml_reader import Document, KeyPath, Mistake, SourceMap
-from halter.core.clock import DAY_TIME_PATTERN, SECOND, parse_duration
+from halter.core.clock import DAY_TIME_PATTERN, SECOND, format_duration, parse_duration
 from halter.core.errors import ConfigError
 from halter.core.money import DOLLAR, usd_to_micros
-from halter.core.text import describe_value, suggest_nearest
+from halter.core.text import describe_value, join_names, shorten, suggest_nearest
 from halter.core.usage import ModelName
 from halter.spec.agent import AgentSpec
 from halter.spec.fleet import FleetSpec
+from halter.spec.forms import BY_KEY, Spec, UnusableKey
 from halter.spec.models import REFLEX, SCRIPTED
 
 MAX_SAFE_INTEGER: Final = 2**53
@@ -37,6 +38,8 @@ _REFERABLE: Final = r"[A-Za-z_][A-Za-z0-9_.-]{0,127}"
 _REFERENCE: Final = rf"\$\{{secret:{_REFERABLE}\}}"
 _URL: Final = r"https?://[^\s@?#]+"
 _ADDRESS: Final = r"(?:https?|wss?)://[^\s@/?#{}]+(?:[/?][^\s#{}]*)?"
+_MAIL_ADDRESS: Final = r"[^\s@,;<>\"]+@[^\s@,;<>\"]+"
+_TEXT: Final = {"type": "string", "minLength": 1}
 _HEADER_NAME: Final = r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}"
 _HEADER: Final = r"[\x20-\x7e]*"
 _PATH_INTO: Final = r"(?:(?:[^.\[\]]+|\[[0-9]{1,9}\])(?:\.[^.\[\]]+|\[[0-9]{1,9}\])*)?"
@@ -196,6 +199,28 @@ def _header(value: Any) -> str:
     return text
 
 
+def _mail_address(value: Any) -> str:
+    address = _require_text(value)
+    if not re.fullmatch(_MAIL_ADDRESS, address) or not address.isprintable():
+        raise UnusableKey("is not an e-mail address; write one address, as in ada@example.com.")
+    return address
+
+
+def _file_pattern(value: Any) -> str:
+    pattern = _require_text(value)
+    parts = pattern.split("/")
+    if parts[0] in {"", "~"} or ".." in parts or "\0" in pattern:
+        sentence = f"is `{shorten(pattern)}`, which leads out of its folder"
+        raise UnusableKey(f"{sentence}; write it relative to the folder, as in *.pdf or **/*.md.")
+    return pattern
+
+
+def _require_text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise UnfitValue
+    return value
+
+
 def _text(pattern: str) -> Mapping[str, Any]:
     return {"type": "string", "pattern": f"^(?:{pattern})$"}
 
@@ -266,6 +291,8 @@ SCALAR_FORMS: Final[Mapping[str, ScalarForm]] = MappingProxyType(
             _ARGUMENT_USE,
             "destination, target, amount, content or detail, with an optional kind, as in destination:address",
         ),
+        "mail": ScalarForm(_mail_address, "an e-mail address, as in ada@example.com", _TEXT),
+        "pattern": ScalarForm(_file_pattern, "a pattern of files, as in *.pdf or **/*.md", _TEXT),
         "secret": _pattern_form(_REFERABLE, "the name of a secret, with letters, digits, _, . and -"),
     }
 )
@@ -289,7 +316,7 @@ def name_written_form(kind: inspect.Type) -> str:
 def is_hidden(kind: inspect.Type) -> bool:
     """Return true if the value could be a key by mistake, so that no message quotes it."""
     extra: Any = getattr(kind, "extra", None)
-    return bool(extra and extra.get("hidden")) or bool(getattr(getattr(kind, "cls", None), "HIDDEN", False))
+    return bool(extra and extra.get("hidden")) or (isinstance(kind, inspect.StructType) and find_spec(kind).HIDDEN)
 
 
 def is_deprecated(kind: inspect.Type) -> bool:
@@ -298,12 +325,9 @@ def is_deprecated(kind: inspect.Type) -> bool:
     return bool(extra and extra.get("deprecated"))
 
 
-def list_key_aliases(kind: inspect.StructType) -> Mapping[str, str]:
-    return getattr(kind.cls, "ALIASES", {})
-
-
-def list_former_values(kind: inspect.StructType) -> Mapping[str, Mapping[str, str]]:
-    return getattr(kind.cls, "FORMER_VALUES", {})
+def find_spec(kind: inspect.StructType) -> type[Spec]:
+    """Return what the class of a mapping says of its keys; a class that says nothing has the defaults."""
+    return kind.cls if issubclass(kind.cls, Spec) else Spec
 
 
 def format_key_path(path: KeyPath) -> str:
@@ -326,12 +350,12 @@ class _Reader:
 
     def read(self, kind: inspect.Type, value: Any, path: KeyPath) -> Any:
         if form := name_written_form(kind):
-            return self._read_word(form, value, path)
+            return self._require_range(kind, self._read_word(form, value, path), path)
         match kind:
             case inspect.Metadata():
                 if is_hidden(kind):
                     self._mapping(value, path, hidden=True)
-                return self.read(kind.type, value, path)
+                return self._require_range(kind, self.read(kind.type, value, path), path)
             case inspect.StructType():
                 return self._struct(kind, self._mapping(value, path, hidden=is_hidden(kind)), path)
             case inspect.DictType():
@@ -342,7 +366,10 @@ class _Reader:
                 items = cast("list[Any]", value)
                 return tuple(self.read(kind.item_type, item, (*path, index)) for index, item in enumerate(items))
             case inspect.UnionType():
-                return self.read(_member(kind, value), value, path)
+                kinds = _list_kinds(kind)
+                is_kind = kinds and (isinstance(value, dict) or len(kinds) == len(kind.types))
+                member = self._choose_kind(kinds, value, path) if is_kind else _member(kind, value)
+                return self.read(member, value, path)
             case inspect.LiteralType():
                 if value not in kind.values:
                     sentence = f"`{format_key_path(path)}` is {describe_value(value)}, which is not one of its values"
@@ -364,6 +391,8 @@ class _Reader:
     def _read_word(self, form: str, value: Any, path: KeyPath) -> Any:
         try:
             return SCALAR_FORMS[form].read(value)
+        except UnusableKey as error:
+            raise self._source_map.error_at(*make_mistake(path, str(error))) from None
         except UnfitValue as error:
             hint = f"; {error}" if str(error) else ""
             raise self._make_error(
@@ -375,28 +404,101 @@ class _Reader:
             raise self._make_error(value, "a mapping, with a `key: value` on each line", path, hidden=hidden)
         return cast("dict[str, Any]", value)
 
+    def _require_range(self, kind: inspect.Type, value: Any, path: KeyPath) -> Any:
+        """Return a number that is within the range of its key, if any."""
+        extra: Any = getattr(kind, "extra", None)
+        if not extra or "range" not in extra or value is None:
+            return value
+        low, high, sentence = extra["range"]
+        if low < value and (high is None or value <= high):
+            return value
+        is_time = name_written_form(kind) == "duration"
+        text = format_duration(value) if is_time and value else f"{value:g}"
+        raise self._source_map.error_at(*make_mistake(path, sentence.format(value=text)))
+
+    def _choose_kind(self, kinds: Sequence[inspect.StructType], value: Any, path: KeyPath) -> inspect.StructType:
+        """Choose the kind of a mapping: by the word under its tag field, or by the key that only this kind has."""
+        mapping, spec = self._mapping(value, path, hidden=is_hidden(kinds[0])), find_spec(kinds[0])
+        key_by_name = {spec.ALIASES.get(key, key): key for key in mapping}
+        kind_by_tag = {str(kind.tag): kind for kind in kinds}
+        if (tag_field := str(kinds[0].tag_field)) == BY_KEY:
+            names = [name for name in kind_by_tag if name in key_by_name]
+            self._require_one(names, key_by_name, spec.NO_KIND, path)
+            return kind_by_tag[names[0]]
+        if tag_field not in mapping:
+            raise self._missing(kinds[0], tag_field, path)
+        word = mapping[tag_field]
+        former_values = spec.FORMER_VALUES.get(tag_field, {})
+        word = former_values.get(word, word) if isinstance(word, str) else word
+        return kind_by_tag[self.read(inspect.LiteralType(tuple(sorted(kind_by_tag))), word, (*path, tag_field))]
+
+    def _require_one(self, names: Sequence[str], key_by_name: Mapping[str, str], sentence: str, path: KeyPath) -> None:
+        """Require that one of several keys is written."""
+        if not names:
+            raise self._source_map.error_at(*make_mistake(path, sentence))
+        if len(names) > 1:
+            _, sentence = make_mistake(path, f"has both `{names[0]}` and `{names[1]}`; keep one of them.")
+            raise self._source_map.error_at((*path, key_by_name[names[1]]), sentence)
+
     def _struct(self, kind: inspect.StructType, value: dict[str, Any], path: KeyPath) -> Any:
         fields = {field.encode_name: field for field in kind.fields}
         key_by_name = self._own_names(kind, value, path)
         values: dict[str, Any] = {}
         for name, key in key_by_name.items():
-            if name not in fields:
-                names = [each for each, field in fields.items() if not is_deprecated(field.type)]
-                raise self._unknown(key, names, path)
-            written = self._replace_former_value(kind, name, value[key], (*path, key))
-            values[fields[name].name] = self.read(fields[name].type, written, (*path, key))
+            if name in fields:
+                written = self._replace_former_value(kind, name, value[key], (*path, key))
+                values[fields[name].name] = self.read(fields[name].type, written, (*path, key))
+            elif name == kind.tag_field != BY_KEY:
+                self._replace_former_value(kind, name, value[key], (*path, key))
+            else:
+                self._require_no_effect(kind, name, value[key], (*path, key))
         for name, field in fields.items():
             if field.required and name not in key_by_name:
-                location = f"`{format_key_path(path)}`" if path else self._source_map.file
-                raise self._source_map.error_at(path, f"`{name}` is missing from {location}; write it.")
+                raise self._missing(kind, name, path)
         try:
-            return kind.cls(**values)
+            result = kind.cls(**values)
         except ValueError as error:
             raise self._source_map.error_at(path, str(error)) from None
+        if isinstance(result, Spec):
+            for names, sentence in result.CHOICES.items():
+                written_names = [name for name in names if str(values.get(name, "")).strip()]
+                self._require_one(written_names, key_by_name, sentence, path)
+            try:
+                result.require_fit()
+            except UnusableKey as error:
+                raise self._source_map.error_at(*make_mistake((*path, *error.keys), str(error))) from None
+        return result
+
+    def _missing(self, kind: inspect.StructType, name: str, path: KeyPath) -> Exception:
+        if (sentence := find_spec(kind).MISSING) and name != kind.tag_field:
+            return self._source_map.error_at(*make_mistake(path, sentence.format(kind=kind.tag, key=name)))
+        location = f"`{format_key_path(path)}`" if path else self._source_map.file
+        return self._source_map.error_at(path, f"`{name}` is missing from {location}; write it.")
+
+    def _require_no_effect(self, kind: inspect.StructType, name: str, value: Any, path: KeyPath) -> None:
+        """Require that a key which a mapping does not have has its default in the kinds that have it."""
+        fields = {field.encode_name: field for field in kind.fields}
+        for other in _list_other_kinds(kind):
+            field = next((field for field in other.fields if field.encode_name == name), None)
+            if field is None:
+                continue
+            try:
+                has_effect = self.read(field.type, value, path) != read_default(field)
+            except ConfigError:
+                has_effect = True
+            if has_effect:
+                own_names = [each for each in fields if each != "name"]
+                sentence = find_spec(kind).FOREIGN_KEYS.get(name, find_spec(kind).FOREIGN)
+                words = {"kind": kind.tag, "owner": other.tag, "keys": join_names(own_names)}
+                raise self._source_map.error_at(*make_mistake(path, sentence.format(**words)))
+            return
+        names = [each for each, field in fields.items() if not is_deprecated(field.type)]
+        names += [kind.tag_field] if kind.tag_field not in (None, BY_KEY) else []
+        raise self._unknown(str(path[-1]), names, path[:-1])
 
     def _own_names(self, kind: inspect.StructType, value: dict[str, Any], path: KeyPath) -> dict[str, str]:
         """Map the names of the fields to the keys in the file."""
-        aliases = list_key_aliases(kind)
+        aliases = find_spec(kind).ALIASES
         names: dict[str, str] = {}
         for key in value:
             name = aliases.get(key, key)
@@ -410,7 +512,7 @@ class _Reader:
         return names
 
     def _replace_former_value(self, kind: inspect.StructType, name: str, value: Any, path: KeyPath) -> Any:
-        former_values = list_former_values(kind).get(name, {})
+        former_values = find_spec(kind).FORMER_VALUES.get(name, {})
         if not isinstance(value, str) or value not in former_values:
             return value
         self._source_map.former_names.append(
@@ -483,6 +585,33 @@ def _member(kind: inspect.UnionType, value: Any) -> inspect.Type:
     return next((member for member in members if _looks_like(member, value)), members[0])
 
 
+def _list_kinds(kind: inspect.UnionType) -> list[inspect.StructType]:
+    """List the members of a union that are told apart by their tags."""
+    structs = [member for member in kind.types if isinstance(member, inspect.StructType)]
+    return structs if len(structs) > 1 else []
+
+
+def _list_other_kinds(kind: inspect.StructType) -> Iterator[inspect.StructType]:
+    """List the other kinds of a mapping, those nearest in its family first."""
+    for base in kind.cls.__mro__[1:]:
+        if not issubclass(base, Spec) or base.__struct_config__.tag_field is None:
+            return
+        for other in _list_subclasses(base):
+            if other is not kind.cls and other.__struct_config__.tag != other.__name__:
+                yield cast("inspect.StructType", _describe_type(other))
+
+
+def _list_subclasses(base: type[Spec]) -> Iterator[type[Spec]]:
+    for each in base.__subclasses__():
+        yield each
+        yield from _list_subclasses(each)
+
+
+def read_default(field: inspect.Field) -> Any:
+    """Return the default of a key; NODEFAULT if it has none."""
+    return field.default_factory() if callable(field.default_factory) else field.default
+
+
 def _looks_like(member: inspect.Type, value: Any) -> bool:
     match value:
         case bool():
@@ -552,11 +681,22 @@ def _struct(kind: inspect.StructType) -> dict[str, Any]:
         field.encode_name: {**_schema(field.type), **({"deprecated": True} if is_deprecated(field.type) else {})}
         for field in kind.fields
     }
-    for name, former_values in list_former_values(kind).items():
+    for name, former_values in find_spec(kind).FORMER_VALUES.items():
+        if name == kind.tag_field:
+            continue
         values = {"enum": properties[name].pop("enum")}
         properties[name]["anyOf"] = [values, {"enum": [*former_values], "deprecated": True}]
-    aliases = {alias: {**properties[name], "deprecated": True} for alias, name in list_key_aliases(kind).items()}
-    required_names = [field.encode_name for field in kind.fields if field.required]
+    aliases = {
+        alias: {**properties[name], "deprecated": True}
+        for alias, name in find_spec(kind).ALIASES.items()
+        if name in properties
+    }
+    if kind.tag is not None and kind.tag_field != BY_KEY:
+        former_words = find_spec(kind).FORMER_VALUES.get(str(kind.tag_field), {})
+        words = [kind.tag, *(former for former, word in former_words.items() if word == kind.tag)]
+        properties = {str(kind.tag_field): {"enum": words, "description": find_spec(kind).KIND}, **properties}
+    required_names = [name for name in properties if name == kind.tag_field]
+    required_names += [field.encode_name for field in kind.fields if field.required]
     return {
         "type": "object",
         "description": (kind.cls.__doc__ or "").partition("\n")[0],

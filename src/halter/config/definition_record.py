@@ -3,22 +3,21 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from types import MappingProxyType
+from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
-from msgspec import UNSET, UnsetType
-from msgspec.structs import replace
+import msgspec
+from msgspec.structs import asdict
 
 from halter.config.resolve import ResolvedAgent
 from halter.config.roots import list_guidance_files
 from halter.config.yaml_reader import MAX_BYTES
+from halter.core.clock import MINUTE
 from halter.core.tools import find_secret_names
-from halter.spec.autonomy import Pacing
-from halter.spec.channels import Channel
-from halter.spec.sensors import SensorSource
-from halter.spec.tasks import Tasks
+from halter.spec.forms import BY_KEY, Spec
+from halter.spec.sensors import AnySensor
 
-KeyedSpec = TypeVar("KeyedSpec", SensorSource, Channel)
 HIDDEN_VALUE: Final = "…"
 _DECLARATION_FOLDERS: Final = ("playbooks", ".agents", ".claude/skills")
 
@@ -65,32 +64,46 @@ def _content(path: Path) -> bytes:
 
 def redact_definition(agent: ResolvedAgent) -> Mapping[str, Any]:
     """Return what a store records of an agent, without plain keys and personal names."""
-    pacing, tasks = _define_pacing(agent.pacing), _define_tasks(agent.tasks)
+    pacing, tasks = asdict(agent.pacing), asdict(agent.tasks)
+    channels = [_write_kind(channel, _CHANNEL_DEFAULTS) for channel in agent.tasks.notify.channels]
+    tasks["notify"] = {**asdict(agent.tasks.notify), "channels": channels}
+    if agent.tasks.anonymize is not None:
+        tasks["anonymize"] = (HIDDEN_VALUE,) * len(agent.tasks.anonymize)
+    pacing["sensors"] = [_write_sensor(sensor) for sensor in agent.pacing.sensors]
     return {"policy": agent.policy, "mind": agent.model_settings, "pacing": pacing, "tasks": tasks}
 
 
-def _define_pacing(pacing: Pacing) -> Pacing:
-    sensors = (replace(sensor, source=_strip_keys(sensor.source)) for sensor in pacing.sensors)
-    return replace(pacing, sensors=tuple(sensors))
+_SENSOR_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({"interval": MINUTE, "jitter": 0.1})
+_SOURCE_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({"arguments": {}, "headers": {}, "pattern": "*"})
+_SIGNAL_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({"prompt": ""})
+_CHANNEL_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({"to": (), "security": "starttls", "headers": {}})
 
 
-def _define_tasks(tasks: Tasks) -> Tasks:
-    channels = tuple(_strip_keys(channel) for channel in tasks.notify.channels)
-    hidden_names = None if tasks.anonymize is None else (HIDDEN_VALUE,) * len(tasks.anonymize)
-    return replace(tasks, notify=replace(tasks.notify, channels=channels), anonymize=hidden_names)
+def _write_sensor(sensor: AnySensor) -> Mapping[str, Any]:
+    source = _write_kind(sensor.source, _SOURCE_DEFAULTS)
+    signals = [_write_kind(signal, _SIGNAL_DEFAULTS) for signal in sensor.signals]
+    return {**_write_kind(sensor, _SENSOR_DEFAULTS), "source": source, "signals": signals}
 
 
-def _strip_keys(spec: KeyedSpec) -> KeyedSpec:
-    """Return a copy with only the secret references of each header, and the URL without its query."""
-    headers = {
-        name: " ".join(f"${{secret:{secret}}}" for secret in sorted(find_secret_names(value.encode()))) or HIDDEN_VALUE
-        for name, value in spec.headers.items()
-    }
-    return replace(spec, headers=headers, url=_strip_query(spec.url))
+def _write_kind(value: Spec, defaults: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Write a mapping in one form for all its kinds, which the digests of stored definitions are made of.
+
+    Of each header only the secret references are written, and of a URL not its query.
+    """
+    content: dict[str, Any] = {**defaults, **msgspec.to_builtins(value)}
+    content.pop(BY_KEY, None)
+    if "headers" in content:
+        content["headers"] = {name: _strip_header(text) for name, text in content["headers"].items()}
+    if "url" in content:
+        content["url"] = _strip_query(content["url"])
+    return content
 
 
-def _strip_query(url: str | UnsetType) -> str | UnsetType:
-    if url is UNSET:
-        return url
+def _strip_query(url: str) -> str:
     url_parts = urlsplit(url)
     return urlunsplit(url_parts._replace(query=HIDDEN_VALUE)) if url_parts.query else url
+
+
+def _strip_header(text: str) -> str:
+    names = sorted(find_secret_names(text.encode()))
+    return " ".join(f"${{secret:{name}}}" for name in names) or HIDDEN_VALUE

@@ -52,7 +52,7 @@ from halter.policy.defaults import (
 from halter.policy.evaluation import ResolvedPolicy
 from halter.spec.agent import AgentSpec, Phase, PhasePlan
 from halter.spec.autonomy import Autonomy, Gate, Pacing
-from halter.spec.channels import Channel, Notify
+from halter.spec.channels import EmailChannel, InAppChannel, Notify, WebhookChannel
 from halter.spec.fleet import FleetSpec
 from halter.spec.limits import Limits
 from halter.spec.models import (
@@ -63,6 +63,7 @@ from halter.spec.models import (
     ProviderSpec,
 )
 from halter.spec.playbook import Playbook
+from halter.spec.sensors import StreamSource, UrlSource
 from halter.spec.skills import Skill
 from halter.spec.tasks import VERBS, Anonymize, Tasks, Verbs
 from halter.spec.triggers import Schedule
@@ -75,7 +76,7 @@ REVIEW_PHASES: Final = (
     Phase("ethics_review", ("emit_finding",)),
     Phase("delivery", ("notify",)),
 )
-IN_APP_CHANNEL: Final = Channel(name="in_app", type="in_app")
+IN_APP_CHANNEL: Final = InAppChannel(name="in_app")
 LocateValue = Callable[[KeyPath], str]
 
 
@@ -322,7 +323,7 @@ def _pacing(files: FilePair) -> Pacing:
     for path, sentence in list_pacing_mistakes(spec):
         raise source_map.error_at(path, sentence)
     for index, sensor in enumerate(spec.sensors):
-        if sensor.source.url is not UNSET:
+        if isinstance(sensor.source, UrlSource | StreamSource):
             files.check_host(("sensors", index, "source", "url"), sensor.source.url)
     pacing = Pacing(
         autonomy=_autonomy(spec.autonomy, files.fleet.spec.zone), fields=collect_hot_fields(spec), sensors=spec.sensors
@@ -348,9 +349,9 @@ def _tasks(files: FilePair, folder: Path | None) -> Tasks:
     for path, sentence in list_task_mistakes(spec, folder, zone):
         raise files.agent.source_map.error_at(path, sentence)
     for index, channel in enumerate(files.agent.spec.notify.channels):
-        if channel.url is not UNSET:
+        if isinstance(channel, WebhookChannel):
             files.check_host((*CHANNELS_PATH, index, "url"), channel.url)
-        if channel.host is not UNSET:
+        if isinstance(channel, EmailChannel):
             files.check_host((*CHANNELS_PATH, index, "host"), f"smtp://{channel.host}")
     return Tasks(
         schedules=tuple(

@@ -17,6 +17,7 @@ from halter.core.errors import ConfigError
 from halter.core.folders import ProtectedEntry, ProtectedPaths, WritableFolders
 from halter.core.text import shorten
 from halter.spec.agent import AgentSpec
+from halter.spec.sensors import FilesSensor
 
 TOOLS_FILE: Final = "tools.py"
 
@@ -102,7 +103,7 @@ def list_readable_places(spec: AgentSpec) -> Iterator[tuple[KeyPath, str, str]]:
     for name, collection in spec.collections.items():
         yield ("collections", name, "path"), collection.path, collection.pattern
     for index, sensor in enumerate(spec.sensors):
-        if isinstance(sensor.source.path, str):
+        if isinstance(sensor, FilesSensor):
             yield ("sensors", index, "source", "path"), sensor.source.path, sensor.source.pattern
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from msgspec import UNSET
 
 from halter.autonomy.hot_state import HotState, parse_looks, parse_source_text
 from halter.autonomy.resident import SupervisedSensor, redact_json
@@ -24,7 +23,7 @@ from halter.guard.request import AnsweredRequest, ModelRequest
 from halter.loop.prompt import ScoreAnswer, make_question_prompt, read_form_answer
 from halter.loop.session_runtime import SessionRuntime
 from halter.runtime.agent_context import AgentContext
-from halter.spec.sensors import SensorSpec, Signal
+from halter.spec.sensors import AnySensor, FilesSensor, ModelSignal, PollSensor, StreamSensor, ToolSource, UrlSource
 
 
 async def _load_looks(context: AgentContext, row: SessionRow) -> Mapping[str, Any]:
@@ -52,10 +51,11 @@ def make_fetch_tools(context: AgentContext) -> Mapping[str, Tool]:
     """Make the tools with which sensors poll URLs. They are not offered to the model."""
     from halter.sensors.poll import Fetch
 
-    sensors = [
-        sensor for sensor in context.agent.pacing.sensors if sensor.type == "poll" and sensor.source.url is not UNSET
+    fetch_tools = [
+        Fetch(sensor.name, sensor.source, sensor.timeout)
+        for sensor in context.agent.pacing.sensors
+        if isinstance(sensor.source, UrlSource)
     ]
-    fetch_tools = [Fetch(sensor) for sensor in sensors]
     return {fetch.spec.name: fetch for fetch in fetch_tools}
 
 
@@ -77,7 +77,7 @@ class SessionSensors:
         """
         looks = self._hot.looks
         looks.update(await _load_looks(self._context, row))
-        sensors = [each for each in self._context.agent.pacing.sensors if each.type == "files"]
+        sensors = [each for each in self._context.agent.pacing.sensors if isinstance(each, FilesSensor)]
         missing = [sensor for sensor in sensors if sensor.name not in looks]
         if missing:
             from halter.sensors.files import read_first_look
@@ -88,41 +88,43 @@ class SessionSensors:
                     looks[sensor.name] = redact_json(look, self._runtime.redact)
             await self._runtime.save_snapshot(self._hot.snapshot())
 
-    def signals(self, sensor: SensorSpec) -> Signals:
-        async def judge(signal: Signal, value: Any) -> Score | ScoringFailure:
+    def signals(self, sensor: AnySensor) -> Signals:
+        async def judge(signal: ModelSignal, value: Any) -> Score | ScoringFailure:
             return await self._score(sensor.name, signal, value)
 
         return Signals(sensor.signals, compile_signals(sensor), judge)
 
     def runs(
         self,
-        sensor: SensorSpec,
+        sensor: AnySensor,
         on_reading: Callable[[Reading], Awaitable[None]],
         on_health: Callable[[HealthReport], Awaitable[None]],
     ) -> SupervisedSensor:
         return SupervisedSensor(self._make_sensor(sensor), self._clock, self._rng, on_reading, on_health)
 
-    def _make_sensor(self, sensor: SensorSpec) -> tools.Sensor:
-        match sensor.type:
-            case "poll":
+    def _make_sensor(self, sensor: AnySensor) -> tools.Sensor:
+        match sensor:
+            case PollSensor():
                 from halter.sensors.poll import make_poll_sensor
 
                 return make_poll_sensor(sensor, self._make_poll(sensor), self._clock, self._rng)
-            case "files":
+            case FilesSensor():
                 from halter.sensors.files import make_watch_sensor
 
                 look = self._hot.looks.get(sensor.name)
                 return make_watch_sensor(sensor, self._folder, self._clock, self._context.agent.is_refused, look)
-            case "stream":
+            case StreamSensor():
                 from halter.sensors.stream import make_stream_sensor
 
                 return make_stream_sensor(sensor, self._headers(sensor), self._clock)
 
-    def _make_poll(self, sensor: SensorSpec) -> PollSource:
+    def _make_poll(self, sensor: PollSensor) -> PollSource:
         """Return a function that polls a sensor's source through the guard."""
-        source = sensor.source
-        tool = f"poll_{sensor.name}" if source.tool is UNSET else source.tool
-        arguments = b"{}" if source.tool is UNSET else msgspec.json.encode(dict(source.arguments))
+        match sensor.source:
+            case ToolSource(tool=tool, arguments=values):
+                arguments = msgspec.json.encode(dict(values))
+            case UrlSource():
+                tool, arguments = f"poll_{sensor.name}", b"{}"
 
         async def poll_once() -> Any:
             call = f"{self._runtime.lease.session}.p{sensor.name}_{self._clock.now()}"
@@ -135,7 +137,7 @@ class SessionSensors:
 
         return poll_once
 
-    def _headers(self, sensor: SensorSpec) -> Mapping[str, str]:
+    def _headers(self, sensor: StreamSensor) -> Mapping[str, str]:
         agent = self._context.agent
 
         def reveal(name: str) -> str:
@@ -145,10 +147,8 @@ class SessionSensors:
 
         return substitute_secrets(dict(sensor.source.headers), reveal)
 
-    async def _score(self, sensor: str, signal: Signal, value: Any) -> Score | ScoringFailure:
+    async def _score(self, sensor: str, signal: ModelSignal, value: Any) -> Score | ScoringFailure:
         """Have a model score a reading. The answer form allows only a score."""
-        if signal.model is UNSET:
-            return ScoringFailure(f"The signal {signal.name} has no model.")
         request = ModelRequest(
             id=f"{self._runtime.lease.session}.s{sensor}_{signal.name}_{self._clock.now()}",
             prompt=make_question_prompt(signal.prompt, value, ScoreAnswer),

@@ -25,7 +25,7 @@ from halter.core.ports import UnreadableFile
 from halter.core.text import clean
 from halter.core.tools import Reading, Sensor, SensorFailed
 from halter.sensors.poll import make_reading
-from halter.spec import sensors
+from halter.spec.sensors import FilesSensor
 
 MAX_TEXT_BYTES: Final = 64 * 1024
 MAX_FILES_REPORTED: Final = 1000
@@ -155,25 +155,21 @@ WatchedFolders = tuple[Path, ...]
 
 
 def make_watch_sensor(
-    spec: sensors.SensorSpec, root: Path, clock: Clock, refuses: FileRefusal = allow_all, look: Any = None
+    spec: FilesSensor, root: Path, clock: Clock, refuses: FileRefusal = allow_all, look: Any = None
 ) -> Sensor:
     """Make a sensor that continues after a look; without one, what its first listing finds is not news."""
     return _Watch(spec, root, clock, refuses, look)
 
 
-def read_first_look(spec: sensors.SensorSpec, root: Path) -> Any:
+def read_first_look(spec: FilesSensor, root: Path) -> Any:
     """Return the look of a sensor that has none: what is there now is not news. None for a file or an error."""
-    watched_path, pattern = _resolve_path(spec), spec.source.pattern
+    watched_path, pattern = spec.source.path, spec.source.pattern
     if not (root / watched_path).exists():
         return msgspec.to_builtins(Look(watched_path, pattern))
     listing = scan_folder(root / watched_path, pattern) if (root / watched_path).is_dir() else None
     if not isinstance(listing, FolderListing):
         return None
     return msgspec.to_builtins(Look(watched_path, pattern, tuple(make_seen_files(listing.files).values())))
-
-
-def _resolve_path(spec: sensors.SensorSpec) -> str:
-    return spec.source.path if isinstance(spec.source.path, str) else "."
 
 
 class _Listing(msgspec.Struct, frozen=True):
@@ -186,11 +182,11 @@ class _Listing(msgspec.Struct, frozen=True):
 
 
 class _Watch:
-    def __init__(self, spec: sensors.SensorSpec, root: Path, clock: Clock, refuses: FileRefusal, look: Any) -> None:
+    def __init__(self, spec: FilesSensor, root: Path, clock: Clock, refuses: FileRefusal, look: Any) -> None:
         self._refuses = refuses
         self.name = spec.name
         self.retry_after: int | None = None
-        self._display_path = _resolve_path(spec)
+        self._display_path = spec.source.path
         self._path = root / self._display_path
         self._pattern = spec.source.pattern
         self._clock = clock

@@ -34,8 +34,7 @@ from halter.core.tools import (
 from halter.net.client import HttpClient, HttpRequest, HttpResponse, encode_headers, parse_retry_after, parse_web_url
 from halter.net.failures import HttpFailure
 from halter.net.httpx_transport import HttpxTerms, HttpxTransport
-from halter.spec import sensors
-from halter.spec.sensors import SensorSpec
+from halter.spec.sensors import PollSensor, UrlSource
 
 
 def parse_json_or_text(text: str) -> tuple[Any, bool]:
@@ -72,13 +71,13 @@ MIN_POLLING_INTERVAL: Final = SECOND // 10
 """Minimum interval of every sensor."""
 
 
-def make_poll_sensor(spec: sensors.SensorSpec, poll: PollAction, clock: Clock, rng: random.Random) -> Sensor:
+def make_poll_sensor(spec: PollSensor, poll: PollAction, clock: Clock, rng: random.Random) -> Sensor:
     """Make a sensor that polls immediately, and then at every interval with a little jitter."""
     return _Poll(spec, poll, clock, rng)
 
 
 class _Poll:
-    def __init__(self, spec: sensors.SensorSpec, poll: PollAction, clock: Clock, rng: random.Random) -> None:
+    def __init__(self, spec: PollSensor, poll: PollAction, clock: Clock, rng: random.Random) -> None:
         self.name = spec.name
         self.retry_after: int | None = None
         self._spec = spec
@@ -205,22 +204,20 @@ class Fetch:
     The guard sees the URL and the headers as arguments, so that it grants exactly the secrets that they name.
     """
 
-    def __init__(self, sensor: SensorSpec, tls: ssl.SSLContext | None = None) -> None:
-        source = sensor.source
-        url = source.url if isinstance(source.url, str) else ""
-        self._target = Target(url, sensor.timeout, tls)
+    def __init__(self, name: str, source: UrlSource, timeout: int, tls: ssl.SSLContext | None = None) -> None:
+        self._target = Target(source.url, timeout, tls)
         self._headers = dict(source.headers)
-        values = {"url": url, "headers": self._headers}
+        values = {"url": source.url, "headers": self._headers}
         self._valid = Valid(values, msgspec.json.encode(values, order="sorted"))
         self.spec = add_spec_digest(
             ToolSpec(
-                name=f"poll_{sensor.name}",
-                description=f"Get {url} for the sensor {sensor.name}.",
+                name=f"poll_{name}",
+                description=f"Get {source.url} for the sensor {name}.",
                 schema=_NO_ARGUMENTS,
                 level="SAFE",
                 effect="read",
                 idempotent=True,
-                timeout=sensor.timeout,
+                timeout=timeout,
             )
         )
 

@@ -12,7 +12,7 @@ from halter.core.clock import DAY, SECOND, Clock
 from halter.core.tools import MAX_READING_BYTES, Reading, Sensor, SensorFailed
 from halter.net.client import HttpResponse
 from halter.sensors.poll import NoAnswer, Target, explain_too_large, parse_json_or_text, parse_json_value
-from halter.spec import sensors
+from halter.spec.sensors import StreamSensor
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -187,23 +187,14 @@ _MAX_ID_BYTES: Final = 4096
 
 
 def make_stream_sensor(
-    spec: sensors.SensorSpec, headers: Mapping[str, str], clock: Clock, tls: ssl.SSLContext | None = None
+    spec: StreamSensor, headers: Mapping[str, str], clock: Clock, tls: ssl.SSLContext | None = None
 ) -> Sensor:
     """Make a sensor that listens to a URL; the secrets in `headers` are already filled in."""
-    url = spec.source.url if isinstance(spec.source.url, str) else ""
-    match find_stream_format(spec.source):
+    match spec.source.protocol:
         case "sse":
-            return _Events(spec.name, Target(url, spec.timeout, tls), headers, clock)
+            return _Events(spec.name, Target(spec.source.url, spec.timeout, tls), headers, clock)
         case "websocket":
-            return _Messages(spec, url, headers, clock)
-
-
-def find_stream_format(source: sensors.SensorSource) -> sensors.StreamFormat:
-    """Return the stated format, or the usual one of the URL."""
-    if isinstance(source.format, str):
-        return source.format
-    is_socket = isinstance(source.url, str) and source.url.lower().startswith(("ws://", "wss://"))
-    return "websocket" if is_socket else "sse"
+            return _Messages(spec, headers, clock)
 
 
 class _Events:
@@ -258,10 +249,10 @@ def is_sendable(last_id: str) -> bool:
 
 
 class _Messages:
-    def __init__(self, spec: sensors.SensorSpec, url: str, headers: Mapping[str, str], clock: Clock) -> None:
+    def __init__(self, spec: StreamSensor, headers: Mapping[str, str], clock: Clock) -> None:
         self.name = spec.name
         self.retry_after: int | None = None
-        self._url = url
+        self._url = spec.source.url
         self._timeout = spec.timeout
         self._headers = headers
         self._clock = clock

@@ -32,7 +32,7 @@ from halter.spec.models import (
     ToolCalls,
 )
 from halter.spec.policy import Mode, Policy
-from halter.spec.sensors import SensorSpec
+from halter.spec.sensors import AnySensor
 from halter.spec.tasks import Anonymize, Collection, Review, SubAgent, Verbs
 from halter.spec.triggers import Schedule, Watch, Webhook
 
@@ -147,7 +147,7 @@ class AgentSpec(Spec, frozen=True):
     secrets: Annotated[tuple[SecretName, ...], Meta(description="Secrets that calls may name.")] = ()
     autonomy: Annotated[Autonomy, Meta(description="How the agent runs unattended.")] = Autonomy()
     hot_state: Annotated[HotStateSpec, Meta(description="Facts that the model sees every turn.")] = HotStateSpec()
-    sensors: Annotated[tuple[SensorSpec, ...], Meta(description="Sensors that update the hot state.")] = ()
+    sensors: Annotated[tuple[AnySensor, ...], Meta(description="Sensors that update the hot state.")] = ()
     heartbeat: (
         Annotated[
             Duration,

@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from halter.core.clock import DAY, MINUTE, SECOND
-from halter.spec.forms import DayTime, Duration, Name, NonEmptyText, OneModel, PathInto, Spec, Zone
-from halter.spec.sensors import SensorSpec
+from halter.core.clock import DAY, MINUTE, SECOND, format_duration
+from halter.spec.forms import DayTime, Duration, Name, NonEmptyText, OneModel, PathInto, Spec, UnusableKey, Zone, within
+from halter.spec.sensors import AnySensor, ModelSignal
 
 FieldType = Literal["any", "object", "array", "string", "number", "integer", "boolean"]
 ALWAYS_WAKING_NAMES: Final = ("message", "decision")
@@ -39,13 +39,24 @@ class ActiveHours(Spec, frozen=True):
     end: Annotated[DayTime, Meta(description="End of the hours, as in `23:00`.")]
     timezone: Annotated[Zone, Meta(description="Time zone of the times; by default the fleet's.")] | UnsetType = UNSET
 
+    def require_fit(self) -> None:
+        if self.start == self.end:
+            sentence = f"starts and ends at {self.start}; change one of them"
+            raise UnusableKey(f"{sentence}, or remove the key to allow all hours.")
+
 
 class Autonomy(Spec, frozen=True):
     """The settings for unattended runs, and the limits that the agent cannot change."""
 
     enabled: Annotated[bool, Meta(description="Run the agent unattended.")] = False
     prompt: Annotated[str, Meta(description="First message of each turn; a standard text by default.")] = ""
-    min_sleep: Annotated[Duration, Meta(description="Minimum sleep.")] = SECOND
+    min_sleep: Annotated[
+        Duration,
+        Meta(
+            description="Minimum sleep.",
+            extra=within(0, None, "is {value}, so the agent might never pause; write a duration, as in 1s."),
+        ),
+    ] = SECOND
     max_sleep: Annotated[Duration, Meta(description="Maximum sleep.")] = DAY
     max_consecutive_turns: Annotated[
         int, Meta(ge=1, description="Maximum number of turns without a sleep; then the agent must sleep.")
@@ -62,6 +73,19 @@ class Autonomy(Spec, frozen=True):
     active_hours: Annotated[ActiveHours, Meta(description="Hours in which the agent may be awake.")] | UnsetType = UNSET
     gate: Annotated[Gate, Meta(description="Cheap check before a full turn.")] | UnsetType = UNSET
     precheck_model: Annotated[OneModel, Meta(description="Alias of `gate.model`.")] | UnsetType = UNSET
+
+    def require_fit(self) -> None:
+        if self.min_sleep > self.max_sleep:
+            sentence = f"({format_duration(self.min_sleep)}) is longer than `autonomy.max_sleep`"
+            raise UnusableKey(f"{sentence} ({format_duration(self.max_sleep)}); change one of them.", "min_sleep")
+        if self.gate is UNSET:
+            return
+        model = self.gate.model
+        if self.precheck_model is not UNSET and model not in (UNSET, self.precheck_model):
+            sentence = f"is `{self.precheck_model}`, but `autonomy.gate.model` is `{model}`"
+            raise UnusableKey(f"{sentence}; both set the same model, so keep one of them.", "precheck_model")
+        if self.gate.prompt and model is UNSET and self.precheck_model is UNSET:
+            raise UnusableKey("needs a `model`, which is missing; write it, or remove the prompt.", "gate", "prompt")
 
 
 class HotField(Spec, frozen=True):
@@ -87,6 +111,14 @@ class HotField(Spec, frozen=True):
     ) = UNSET
     description: Annotated[str, Meta(description="Short description for the model.")] = ""
 
+    def require_fit(self) -> None:
+        if self.max_items is not UNSET and self.type != "array":
+            sentence = f"applies to arrays, but the field's type is {self.type}; write `type: array`, or remove it."
+            raise UnusableKey(sentence, "max_items")
+        for key in ("auto_refresh", "refresh_arguments", "path"):
+            if self.refresh_tool is UNSET and getattr(self, key):
+                raise UnusableKey(f"needs a `refresh_tool`, which is missing; write it, or remove `{key}`.", key)
+
 
 class HotStateSpec(Spec, frozen=True):
     """The typed, ageing facts that the model sees every turn."""
@@ -100,7 +132,7 @@ class Pacing(msgspec.Struct, frozen=True, kw_only=True):
     autonomy: Autonomy = Autonomy()
     fields: Mapping[str, HotField] = {}
     """Every field, including those that only a sensor names."""
-    sensors: tuple[SensorSpec, ...] = ()
+    sensors: tuple[AnySensor, ...] = ()
 
     def names(self) -> Iterator[str]:
         yield from self.fields
@@ -114,4 +146,4 @@ class Pacing(msgspec.Struct, frozen=True, kw_only=True):
         if gate is not UNSET and gate.model is not UNSET:
             yield gate.model
         for sensor in self.sensors:
-            yield from (signal.model for signal in sensor.signals if signal.model is not UNSET)
+            yield from (signal.model for signal in sensor.signals if isinstance(signal, ModelSignal))

@@ -7,7 +7,7 @@ in files they are dollars, and seconds or `30m`.
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
 from msgspec import Meta
@@ -46,6 +46,30 @@ ArgumentUseText = Annotated[str, Meta(extra={"written": "use"})]
 """The role of an argument and the kind of thing it names, as in `destination:address`."""
 SecretReference = Annotated[str, Meta(extra={"written": "reference"})]
 """A `${secret:NAME}`, the only way to write a key."""
+MailAddress = Annotated[str, Meta(min_length=1, extra={"written": "mail"})]
+FilePattern = Annotated[str, Meta(min_length=1, extra={"written": "pattern"})]
+"""A pattern of the files in a folder, which does not lead out of it."""
+NonEmptyText = Annotated[str, Meta(min_length=1)]
+
+
+class UnusableKey(ValueError):
+    """Values that exclude each other: the key below the mapping, if one is to be changed, and the rest of a sentence.
+
+    The sentence continues after the key, as in "is 0; write a duration".
+    """
+
+    def __init__(self, sentence: str, *keys: str | int) -> None:
+        super().__init__(sentence)
+        self.keys = keys
+
+
+def within(low: float, high: float | None, sentence: str) -> dict[str, Any]:
+    """Return metadata for a number above `low` and up to `high`. The sentence says why; it may quote the `{value}`."""
+    return {"range": (low, high, sentence)}
+
+
+BY_KEY: Final = "told_by"
+"""The tag field of kinds that a file tells apart by a key that only one of them has, which is their tag."""
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,11 +79,23 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ones. Both are understood for ever and not shown.
 
     A value in a `HIDDEN` mapping may be a key by mistake, so no message quotes it.
+
+    `CHOICES` are keys of which exactly one is written, with the sentence if there is none.
+
+    The kinds of a mapping are subclasses with different tags. `KIND` describes the tag. `NO_KIND` is the sentence if no
+    key says which kind it is, `MISSING` that for a `{key}` which the `{kind}` needs, and `FOREIGN` that for a key of
+    the kind `{owner}`; `FOREIGN_KEYS` has its exceptions.
     """
 
     ALIASES: ClassVar[Mapping[str, str]] = MappingProxyType({})
     FORMER_VALUES: ClassVar[Mapping[str, Mapping[str, str]]] = MappingProxyType({})
     HIDDEN: ClassVar[bool] = False
+    CHOICES: ClassVar[Mapping[tuple[str, ...], str]] = MappingProxyType({})
+    NO_KIND: ClassVar[str] = ""
+    KIND: ClassVar[str] = ""
+    MISSING: ClassVar[str] = ""
+    FOREIGN: ClassVar[str] = ""
+    FOREIGN_KEYS: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
-
-NonEmptyText = Annotated[str, Meta(min_length=1)]
+    def require_fit(self) -> None:
+        """Raise UnusableKey for values that exclude each other."""

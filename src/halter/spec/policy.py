@@ -18,6 +18,7 @@ from halter.spec.forms import (
     Duration,
     RateValue,
     Spec,
+    UnusableKey,
 )
 from halter.spec.limits import DECLARED, LOWER
 
@@ -143,9 +144,9 @@ class ToolRule(LevelRule, frozen=True):
 class QuietHours(ActiveHours, frozen=True):
     """The hours in which people are not disturbed. An end before the start is on the next day."""
 
-    def __post_init__(self) -> None:
+    def require_fit(self) -> None:
         if self.start == self.end:
-            raise ValueError(f"`start` and `end` are both {self.start}, so no hour is quiet; change one of them.")
+            raise UnusableKey(f"starts and ends at {self.start}, so no hour is quiet; change one of them.")
 
 
 class Policy(Spec, frozen=True):

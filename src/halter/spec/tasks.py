@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from halter.core.clock import MINUTE
 from halter.spec.channels import Notify
-from halter.spec.forms import Dollars, Name, NonEmptyText, OneModel, Spec
+from halter.spec.forms import Dollars, FilePattern, Name, NonEmptyText, OneModel, Spec
 from halter.spec.triggers import AnyTrigger, Schedule, Watch, Webhook
 
 
@@ -16,7 +16,7 @@ class Collection(Spec, frozen=True):
     """The documents in a folder that an agent may read."""
 
     path: Annotated[NonEmptyText, Meta(description="Folder, relative to the agent's folder.")]
-    pattern: Annotated[NonEmptyText, Meta(description="Pattern of the files in the folder, as in `**/*.md`.")] = "*"
+    pattern: Annotated[FilePattern, Meta(description="Pattern of the files in the folder, as in `**/*.md`.")] = "*"
     description: Annotated[str, Meta(description="Short description of the contents for the model.")] = ""
 
 

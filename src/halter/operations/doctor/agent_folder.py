@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from msgspec import UNSET
-
 from halter.config.agent_files import AgentFile, read_agent
 from halter.config.mcp_file import MCP_FILE, read_servers
 from halter.config.playbook_files import parse_playbook
@@ -34,7 +32,7 @@ from halter.runtime.assembly.protected_paths import list_protected_paths
 from halter.runtime.runtime import use_local_policy
 from halter.settings import Settings
 from halter.spec.models import REFLEX, SCRIPTED
-from halter.spec.sensors import SensorSpec
+from halter.spec.sensors import AnySensor, FilesSource, StreamSource, ToolSource, UrlSource
 
 if TYPE_CHECKING:
     from halter.config.merge import FleetConfig
@@ -236,14 +234,15 @@ def _secrets(agent: ResolvedAgent, environ: Mapping[str, str]) -> Check | None:
     return pass_check(name, f"All secrets are set: {', '.join(required_secrets)}.")
 
 
-async def _sensor(sensor: SensorSpec, folder: Path) -> Check:
+async def _sensor(sensor: AnySensor, folder: Path) -> Check:
     """Probe a sensor without side effects: stat a file, connect to an address."""
-    source = sensor.source
-    if source.tool is not UNSET:
-        return pass_check(sensor.name, f"{sensor.name} calls {source.tool}, which was not called.")
-    if source.url is not UNSET:
-        return await _address(sensor.name, source.url)
-    path = folder / (source.path if isinstance(source.path, str) else ".")
+    match sensor.source:
+        case ToolSource(tool=tool):
+            return pass_check(sensor.name, f"{sensor.name} calls {tool}, which was not called.")
+        case UrlSource(url=url) | StreamSource(url=url):
+            return await _address(sensor.name, url)
+        case FilesSource(path=name):
+            path = folder / name
     if not path.exists():
         return warn_check(
             sensor.name, f"{sensor.name} watches {path}, which does not exist. The sensor waits for the file."

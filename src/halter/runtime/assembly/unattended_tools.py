@@ -16,9 +16,9 @@ from halter.core.tools import Invalid, Tool, ToolSpec
 from halter.guard.judge import find_tool_policy, needs_approval
 from halter.notify import require_libraries
 from halter.policy.evaluation import ResolvedPolicy
-from halter.sensors.stream import find_stream_format
 from halter.spec.autonomy import Pacing
 from halter.spec.playbook import Playbook, Step
+from halter.spec.sensors import FilesSensor, StreamSensor, ToolSource
 from halter.spec.tasks import Tasks
 
 
@@ -26,9 +26,9 @@ def check_extras(pacing: Pacing, tasks: Tasks) -> None:
     """Raise ConfigError, which names the extra, for a sensor or a channel whose library is not installed."""
     for sensor in pacing.sensors:
         subject = f"The sensor {sensor.name}"
-        if sensor.type == "files":
+        if isinstance(sensor, FilesSensor):
             require_module("watchfiles", "autonomy", subject)
-        elif sensor.type == "stream" and find_stream_format(sensor.source) == "websocket":
+        elif isinstance(sensor, StreamSensor) and sensor.source.protocol == "websocket":
             require_module("websockets", "autonomy", subject)
     require_libraries(tasks.notify.channels)
 
@@ -61,7 +61,7 @@ def _list_unattended_tools(pacing: Pacing) -> Iterator[tuple[KeyPath, str, KeyPa
             path = ("hot_state", "fields", name)
             yield (*path, "refresh_tool"), field.refresh_tool, (*path, "refresh_arguments"), field.refresh_arguments
     for index, sensor in enumerate(pacing.sensors):
-        if sensor.source.tool is not UNSET:
+        if isinstance(sensor.source, ToolSource):
             path = ("sensors", index, "source")
             yield (*path, "tool"), sensor.source.tool, (*path, "arguments"), sensor.source.arguments
 
