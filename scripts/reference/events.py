@@ -13,9 +13,14 @@ from scripts.reference.sheet import code, head, table, told
 PLAIN: Final = {str: "text", int: "integer", bool: "`true`, `false`", float: "number"}
 
 GROUPS: tuple[tuple[str, UnionType], ...] = (
-    ("Sessions, and what people say to them and to the fleet", events.SessionEvent),
+    ("Sessions and their turns", events.SessionEvent),
+    ("Requests and calls", events.EffectEvent),
+    ("Decisions and rules", events.DecisionEvent),
+    ("The fleet", events.FleetEvent),
+    ("What sessions work on", events.TaskEvent),
     ("What sessions leave behind", events.ArtifactEvent),
     ("Triggers", events.TriggerEvent),
+    ("Channels", events.ChannelEvent),
 )
 
 

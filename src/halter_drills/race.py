@@ -25,7 +25,7 @@ from halter.core.events import AnyEvent, CallStarted, CostCapReached, SessionSta
 from halter.core.ids import SortableIds, WorkerId
 from halter.core.money import BudgetRow, CapReached, Caps, Contended, Leg, Spender, reserve
 from halter.core.ports import Draft, Lease, Query, Rows, Stored, Write
-from halter.core.project import rows_of_hold
+from halter.core.project.holds import rows_of_hold
 from halter.core.rows import FleetPolicyRow, SessionRow
 from halter.dispatch.heartbeat import renew_leases
 from halter.guard.call_answer import Answer

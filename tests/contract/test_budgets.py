@@ -5,7 +5,7 @@ from halter.core.events import CallSettled, CallStarted, SessionStarted
 from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.money import Charge, Leg
 from halter.core.ports import Draft, Lease, Write
-from halter.core.project import rows_of_hold
+from halter.core.project.holds import rows_of_hold
 from halter.journal.store import JournalStore
 from halter.runtime.budgets import MAX_ENDED_SESSIONS, read_current_budgets
 from halter.state import lifecycle

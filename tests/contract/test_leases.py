@@ -20,7 +20,7 @@ from halter.core.events import (
 from halter.core.ids import SessionId, SortableIds, WorkerId, make_worker_id, session_stream
 from halter.core.money import UNITS, Charge, Leg, Unit
 from halter.core.ports import AgentConcurrency, Draft, Lease, Query, Ticket, Write
-from halter.core.project import rows_of_hold
+from halter.core.project.holds import rows_of_hold
 from halter.core.rows import SessionRow
 from halter.journal.store import JournalStore
 from halter.state import lifecycle

@@ -16,7 +16,7 @@ from halter.core.events import BodiesErased, CallSettled, CallStarted, SessionSt
 from halter.core.ids import FLEET, SessionId, SortableIds, StreamId, WorkerId, session_stream
 from halter.core.money import Charge, Leg
 from halter.core.ports import AgentConcurrency, Draft, Lease, Query, Rows, Ticket, Write
-from halter.core.project import rows_of_hold
+from halter.core.project.holds import rows_of_hold
 from halter.core.rows import HaltRow, HoldRow, SessionRow, WorkerRow
 from halter.core.vocabulary import Row
 from halter.dispatch.dispatcher import DistributedDispatcher, RunningSessions, ServeTicket

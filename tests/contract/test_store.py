@@ -13,7 +13,7 @@ from halter.core.events import CallSettled, CallStarted, OverrunIncurred, Reques
 from halter.core.ids import FLEET, SessionId, StreamId, WorkerId, inbox_stream, session_stream, trigger_stream
 from halter.core.money import Account, BudgetRow, Charge, Leg
 from halter.core.ports import ALL_STREAMS, Change, Draft, Lease, Query, Rows, Stored, Write
-from halter.core.project import budget_key, budget_row, rows_of_hold
+from halter.core.project.holds import budget_key, budget_row, rows_of_hold
 from halter.core.rows import TABLES, HoldRow, SessionRow, SpendRow, StreamRow
 from halter.core.usage import Usage
 from halter.guard.ledger import change_cap

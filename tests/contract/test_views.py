@@ -12,7 +12,7 @@ from halter.core.events import CallStarted, SessionStarted
 from halter.core.ids import session_stream
 from halter.core.money import BudgetRow, Leg
 from halter.core.ports import Draft, Query, Write
-from halter.core.project import rows_of_hold
+from halter.core.project.holds import rows_of_hold
 from halter.core.rows import HaltRow, HoldRow, SessionRow, StreamRow
 from halter.core.vocabulary import Row
 from halter.guard.halts import halt

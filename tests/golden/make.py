@@ -74,7 +74,8 @@ from halter.core.ids import FLEET, OUTBOX, SessionId, StreamId, WorkerId, inbox_
 from halter.core.messages import Reply, Text, ToolCall, make_user_message
 from halter.core.money import Caps, Charge, Leg, Spender, list_accounts
 from halter.core.ports import Draft, Stored, Write, read_body
-from halter.core.project import rows_of_event, rows_of_hold
+from halter.core.project import rows_of_event
+from halter.core.project.holds import rows_of_hold
 from halter.core.rows import AuditRow, DecisionRow, HaltRow, OutputRow, PinRow, RateRow, RuleRow
 from halter.core.usage import Usage
 from halter.core.vocabulary import RowKey

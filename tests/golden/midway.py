@@ -23,7 +23,7 @@ from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.messages import Reply, ToolCall, make_user_message
 from halter.core.money import DOLLAR, Cap, Caps, Spender, make_legs
 from halter.core.ports import Draft, Write
-from halter.core.project import rows_of_hold
+from halter.core.project.holds import rows_of_hold
 from halter.core.rows import DecisionRow
 from halter.core.usage import Usage
 from halter.core.vocabulary import RowKey

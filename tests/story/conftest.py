@@ -38,7 +38,8 @@ from halter.core.events import (
 from halter.core.ids import FLEET, WorkerId, inbox_stream, session_stream, trigger_stream
 from halter.core.money import Account, Leg
 from halter.core.ports import Committed, Draft, Lease, Query, Write
-from halter.core.project import rows_of_event, rows_of_hold
+from halter.core.project import rows_of_event
+from halter.core.project.holds import rows_of_hold
 from halter.core.rows import (
     AgentRow,
     AuditRow,

@@ -9,7 +9,7 @@ from halter.core.events import CallStarted, SessionStarted
 from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.money import BudgetRow, Caps, Spender, make_legs
 from halter.core.ports import Draft, Lease, Query, Write
-from halter.core.project import rows_of_hold
+from halter.core.project.holds import rows_of_hold
 from halter.core.rows import AuditRow, HoldRow
 from halter.core.tools import EffectStatus, Invalid, Output, Permit, ToolSpec, Valid
 from halter.guard.approvals import list_pending_decisions

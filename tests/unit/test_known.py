@@ -15,7 +15,7 @@ from halter.core.events import RequestStarted, TurnStarted, Unknown
 from halter.core.ids import StreamId, WorkerId, session_stream
 from halter.core.money import BudgetRow, Leg
 from halter.core.ports import Draft, Query, Rows, Stored, Write
-from halter.core.project import rows_of_hold
+from halter.core.project.holds import rows_of_hold
 from halter.core.rows import HaltRow, HoldRow, StreamRow
 from halter.core.vocabulary import RowKey
 from halter.guard.halts import halt

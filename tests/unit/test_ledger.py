@@ -28,7 +28,7 @@ from halter.core.money import (
     make_rate_legs,
 )
 from halter.core.ports import BLOB_THRESHOLD, Lease, Query, Write
-from halter.core.project import rows_of_hold
+from halter.core.project.holds import rows_of_hold
 from halter.core.rows import HoldRow, SpendRow
 from halter.core.usage import Usage
 from halter.core.vocabulary import Purpose

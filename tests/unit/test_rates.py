@@ -29,7 +29,9 @@ from halter.core.money import (
     make_rate_legs,
     settle,
 )
-from halter.core.project import EraseBodies, budget_row, project_event
+from halter.core.project import project_event
+from halter.core.project.holds import budget_row
+from halter.core.project.projection import EraseBodies
 from halter.core.usage import FREE_PRICE
 from halter.core.vocabulary import Row, RowKey
 from halter.guard.judge import list_halt_rows

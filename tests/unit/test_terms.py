@@ -31,7 +31,7 @@ from halter.core.money import (
     list_accounts,
     make_legs,
 )
-from halter.core.project import budget_key
+from halter.core.project.holds import budget_key
 from halter.core.rows import FleetPolicyRow, HaltRow
 from halter.core.tools import Invalid, Permit, find_secret_names
 from halter.core.usage import FREE_PRICE, ModelName, ModelPrices, Price, Unpriced

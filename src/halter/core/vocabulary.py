@@ -134,8 +134,39 @@ WakeCause = Literal["timer", "signal", "message", "decision", "trigger", "child"
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """A fact of the journal, with what its kind is, once for all: its name, its version, and what it changes."""
+
     KIND: ClassVar[str]
     VERSION: ClassVar[int] = 1
+    IMMEDIATE: ClassVar[bool] = False
+    """True if it is checkpointed with its own commit: an older copy of the store must not undo a person's decision."""
+
+
+class Note(Event, frozen=True, kw_only=True):
+    """An event that changes no row and no session; people see it, and what asks for it reads it."""
+
+
+class RowEvent(Event, frozen=True, kw_only=True):
+    """An event that changes rows, and no session's state."""
+
+
+class Visit(RowEvent, frozen=True, kw_only=True):
+    """A person came to the server, left it, or was turned away. The audit shows it beside the calls, by its `id`."""
+
+    id: str
+
+    @property
+    def audited(self) -> "AuditedVisit":
+        raise NotImplementedError
+
+
+class AuditedVisit(msgspec.Struct, frozen=True):
+    """A visit in the columns of the audit."""
+
+    tool: str
+    outcome: str
+    person: str
+    role: str = ""
 
 
 RowKey = tuple["type[Row]", *tuple[Any, ...]]

@@ -36,7 +36,8 @@ from halter.core.events.triggers import TriggerKind
 from halter.core.ids import FLEET, StreamId, can_decide, inbox_stream, trigger_stream
 from halter.core.money import Account, format_exact_micros
 from halter.core.ports import Draft, Lease, Query, Rows, Store, Write
-from halter.core.project import rows_of_event, rows_of_hold
+from halter.core.project import rows_of_event
+from halter.core.project.holds import rows_of_hold
 from halter.core.provenance import Flaw
 from halter.core.rows import DecisionRow, HoldRow, PinRow, RuleRow, TriggerRow, decode_legs
 from halter.core.text import decode_body, encode_body, shorten, to_one_line

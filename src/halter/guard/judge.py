@@ -45,7 +45,7 @@ from halter.core.money import (
     roll_legs,
 )
 from halter.core.ports import Draft, Rows, Write
-from halter.core.project import POLICY_KEY, budget_key, budget_row, rows_of_hold
+from halter.core.project.holds import POLICY_KEY, budget_key, budget_row, rows_of_hold
 from halter.core.provenance import Flaw
 from halter.core.rows import AuditRow, DecisionRow, FleetPolicyRow, HaltRow, HoldRow, OutputRow, RateRow, RuleRow
 from halter.core.tools import Effect, Level, ToolSpec

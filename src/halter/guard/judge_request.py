@@ -36,7 +36,7 @@ from halter.core.money import (
     reserve,
 )
 from halter.core.ports import Draft, Rows
-from halter.core.project import POLICY_KEY, BudgetKey, budget_key, budget_row
+from halter.core.project.holds import POLICY_KEY, BudgetKey, budget_key, budget_row
 from halter.core.rows import FleetPolicyRow, HoldRow
 from halter.core.usage import ModelPrices, Unpriced
 from halter.core.vocabulary import Outcome, Purpose, RowKey

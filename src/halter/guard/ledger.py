@@ -32,7 +32,8 @@ from halter.core.money import (
     settle,
 )
 from halter.core.ports import BLOB_THRESHOLD, Committed, Draft, Lease, Query, Rows, Store, Write, offload_body
-from halter.core.project import PrepareCapCheck, budget_key, budget_row, rows_of_event
+from halter.core.project import rows_of_event
+from halter.core.project.holds import PrepareCapCheck, budget_key, budget_row
 from halter.core.rows import AuditRow, DecisionRow, HoldRow, SessionRow
 from halter.core.tools import JournalEffect
 from halter.core.usage import Usage

@@ -27,7 +27,7 @@ from halter.core.money import (
     list_accounts,
     make_legs,
 )
-from halter.core.project import BudgetKey, budget_key
+from halter.core.project.holds import BudgetKey, budget_key
 from halter.core.provenance import Flaw
 from halter.core.rows import HaltRow, RuleRow
 from halter.core.text import clean, encode_body

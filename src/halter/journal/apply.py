@@ -18,7 +18,8 @@ from halter.core.errors import LeaseLost, UndeclaredRow
 from halter.core.ids import Digest, StreamId, is_inbox, parse_session_id
 from halter.core.money import BudgetRow
 from halter.core.ports import Committed, Lease, Stored, Write
-from halter.core.project import PROJECTIONS, EraseBodies, project_event
+from halter.core.project import PROJECTIONS, project_event
+from halter.core.project.projection import EraseBodies
 from halter.core.rows import SessionRow, StreamRow, explain_newer_format, rows_of_stream
 from halter.core.vocabulary import R, Row, RowKey
 

@@ -25,21 +25,11 @@ import msgspec
 
 from halter.core.clock import SECOND
 from halter.core.events import (
-    AgentSwitched,
-    ApprovalGiven,
-    ApproverRemoved,
+    EVENTS_BY_KIND,
     CallSettled,
-    CapChanged,
     DecisionMade,
-    FleetPolicyAdopted,
-    HaltLifted,
     HaltRequested,
-    PricesChanged,
     RequestSettled,
-    RuleEnded,
-    RuleMade,
-    SessionEnded,
-    StoreAccepted,
 )
 from halter.core.ports import Stored
 
@@ -143,15 +133,8 @@ LOCK_PAUSES: Final = 10
 LOCK_PAUSES_AT_REST: Final = 50
 """Pauses to wait for another process's append: while a commit waits for this one, and otherwise."""
 
-IMMEDIATE_KINDS: Final = frozenset(
-    kind.KIND
-    for kind in (
-        *(SessionEnded, HaltRequested, HaltLifted, DecisionMade, RuleMade, RuleEnded),
-        *(CapChanged, AgentSwitched, FleetPolicyAdopted, PricesChanged, StoreAccepted, ApproverRemoved),
-        ApprovalGiven,
-    )
-)
-"""Events checkpointed with their own commit: an older copy of the store must not undo a person's decision."""
+IMMEDIATE_KINDS: Final = frozenset(kind for kind, event in EVENTS_BY_KIND.items() if event.IMMEDIATE)
+"""Events checkpointed with their own commit."""
 
 USD: Final = "usd"
 HALTS: Final = "halts"

@@ -24,7 +24,7 @@ from halter.core.ports import (
     Stored,
     Ticket,
 )
-from halter.core.project import EraseBodies
+from halter.core.project.projection import EraseBodies
 from halter.core.rows import (
     NO_OWNER,
     AgentRow,

@@ -16,7 +16,8 @@ from halter.core.errors import StoreUnusable
 from halter.core.events import AnyEvent, BodiesErased, Unknown
 from halter.core.ids import FLEET, StreamId, is_inbox, parse_session_id, session_stream
 from halter.core.ports import Stored
-from halter.core.project import EraseBodies, project_event
+from halter.core.project import project_event
+from halter.core.project.projection import EraseBodies
 from halter.core.rows import NO_OWNER, SessionRow
 from halter.core.vocabulary import R, Row, RowKey
 from halter.journal.engine import PROJECTIONS, StoreView

@@ -34,7 +34,7 @@ from halter.core.ports import (
     Ticket,
 )
 from halter.core.processes import FORKING, ForkLock, let_fork_pass
-from halter.core.project import EraseBodies
+from halter.core.project.projection import EraseBodies
 from halter.core.rows import HoldRow, SessionRow, StreamRow
 from halter.core.vocabulary import Row, RowKey
 from halter.journal.apply import Changes, WorkingSet, find_latest_time

@@ -38,7 +38,7 @@ from halter.core.events import (
 from halter.core.ids import Digest, StreamId, parse_session_id
 from halter.core.money import ZERO_USD, Cap, Leg, Usd, micros_to_usd
 from halter.core.ports import Draft, Stored
-from halter.core.project import budget_row
+from halter.core.project.holds import budget_row
 from halter.core.provenance import Flaw
 from halter.core.rows import DecisionRow, RuleRow
 from halter.core.tools import LEVELS, SERVER_SEPARATOR, Level, Tool, ToolSpec, Valid

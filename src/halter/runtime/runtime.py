@@ -28,7 +28,7 @@ from halter.core.folders import WritableFolders
 from halter.core.ids import FLEET, Digest, Ids, SortableIds, can_decide
 from halter.core.ports import Draft, Query, Rows, Store, Write
 from halter.core.processes import LivenessWriter, install_print_masks
-from halter.core.project import PRICES_PIN
+from halter.core.project.fleet import PRICES_PIN
 from halter.core.rows import FleetPolicyRow, PinRow
 from halter.core.text import clean, format_count
 from halter.dispatch.heartbeat import StoreClock, read_steady_clock

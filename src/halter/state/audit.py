@@ -9,11 +9,12 @@ from typing import Any, Final
 import msgspec
 
 from halter.core.codec import decode
-from halter.core.events import CallRefused, CallSettled, PersonSignedOn, SessionStarted, SignOnRefused
+from halter.core.events import CallRefused, CallSettled, SessionStarted
 from halter.core.ids import Digest
 from halter.core.money import Usd, micros_to_usd
 from halter.core.ports import Query, Store, Stored, read_content
 from halter.core.text import clean, decode_body
+from halter.core.vocabulary import Visit
 
 SUMMARY_LENGTH: Final = 200
 MAX_KNOWN_STARTERS: Final = 10_000
@@ -94,10 +95,10 @@ class AuditRecord(msgspec.Struct, frozen=True):
 
 
 def find_concluded_call(stored_event: Stored) -> str | None:
-    """Return the call whose audit row an event concludes, or None."""
+    """Return the call or visit whose audit row an event concludes, or None."""
     match stored_event.event:
-        case PersonSignedOn(id=call) | SignOnRefused(id=call):
-            return call
+        case Visit(id=visit):
+            return visit
         case CallSettled(call=call, audited=True) | CallRefused(call=call):
             return call
         case _:

@@ -22,7 +22,7 @@ from halter.core.events import (
 from halter.core.ids import FLEET, Digest, StreamId, can_decide, inbox_stream, is_inbox, session_stream
 from halter.core.money import UNITS, Account, BudgetRow, CapReached, Charge, Reserved, reserve, settle
 from halter.core.ports import Draft, Lease, Query, Rows, Store, Stored, Write
-from halter.core.project import BudgetKey, budget_key, budget_row, rows_of_hold
+from halter.core.project.holds import BudgetKey, budget_key, budget_row, rows_of_hold
 from halter.core.rows import DecisionRow, HoldRow, OutageRow, SessionRow, decode_legs
 from halter.core.text import clean
 from halter.core.vocabulary import Origin, RowKey, State, WakeCause

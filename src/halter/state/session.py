@@ -2,73 +2,35 @@
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
 
 from halter.core.events import (
-    AgentSwitched,
-    ApprovalGiven,
-    ArtifactEvent,
-    AttendingFailed,
-    BodiesErased,
     CallRefused,
     CallSettled,
     CallStarted,
-    CapChanged,
-    ChannelEvent,
-    ContextCut,
-    ContextGiven,
     CostCapReached,
     DecisionAsked,
-    DecisionMade,
-    DecisionWithdrawn,
-    DocumentRead,
-    FilesGiven,
-    FleetPolicyAdopted,
-    GuardrailTriggered,
-    HaltLifted,
-    HaltRequested,
-    HistoryGiven,
-    HoldMade,
-    HoldReleased,
-    HotStateSeen,
-    JudgesChosen,
-    MessageAdded,
-    MessageRouted,
     OverrunIncurred,
-    PersonSignedOn,
     PhaseEntered,
-    PricesChanged,
-    RequestRefused,
     RequestSettled,
     RequestStarted,
-    RuleEnded,
-    RuleMade,
-    SensorChanged,
     SessionEnded,
     SessionParked,
     SessionResumed,
     SessionStarted,
     SessionWoken,
-    SignOnRefused,
-    StoreAccepted,
-    ToolPinned,
-    TriggerEvent,
-    TurnEnded,
-    TurnSkipped,
     TurnStarted,
     Unknown,
-    WakePosted,
 )
 from halter.core.money import Charge, Leg, Unit
 from halter.core.ports import Stored
 from halter.core.tools import Effect
-from halter.core.vocabulary import END_STATES, Origin, Purpose, SessionKind, ShownState, State
+from halter.core.vocabulary import END_STATES, Note, Origin, Purpose, RowEvent, SessionKind, ShownState, State
 
 _NO_CHARGE: Final = Charge()
 _NOTHING: Final[Mapping[str, Any]] = {}
-_ForeignEvent: TypeAlias = ArtifactEvent | TriggerEvent | ChannelEvent
 
 
 class InFlight(msgspec.Struct, frozen=True, gc=False):
@@ -165,8 +127,6 @@ def fold(session: Session, stored_event: Stored) -> Session:
 
 def _find_changes(session: Session, stored_event: Stored) -> Mapping[str, Any]:
     event = stored_event.event
-    if isinstance(event, _ForeignEvent):
-        return {}
     match event:
         case CallStarted():
             return {"in_flight": {**session.in_flight, event.call: track_call(event, stored_event)}}
@@ -210,21 +170,7 @@ def _find_changes(session: Session, stored_event: Stored) -> Mapping[str, Any]:
             return {"phase": event.phase}
         case Unknown():
             raise make_unknown_event_error(stored_event)
-        case MessageAdded() | ContextCut() | TurnEnded() | TurnSkipped() | RequestRefused():
-            return {}
-        case WakePosted() | CapChanged() | BodiesErased() | HaltRequested() | HaltLifted():
-            return {}
-        case DecisionAsked() | DecisionMade() | DecisionWithdrawn() | RuleMade() | RuleEnded():
-            return {}
-        case ApprovalGiven() | HoldMade() | HoldReleased():
-            return {}
-        case ToolPinned() | AgentSwitched() | FleetPolicyAdopted() | StoreAccepted() | ContextGiven():
-            return {}
-        case PricesChanged() | PersonSignedOn() | SignOnRefused():
-            return {}
-        case FilesGiven() | DocumentRead() | JudgesChosen() | MessageRouted() | HotStateSeen() | HistoryGiven():
-            return {}
-        case GuardrailTriggered() | AttendingFailed() | SensorChanged():
+        case DecisionAsked() | Note() | RowEvent():
             return {}
 
 

@@ -40,7 +40,7 @@ from halter.core.ports import (
     Write,
     matters_always,
 )
-from halter.core.project import budget_row, rows_of_hold
+from halter.core.project.holds import budget_row, rows_of_hold
 from halter.core.rows import NO_OWNER, HoldRow, SessionRow
 from halter.dispatch.dispatcher import ServeTicket
 from halter.guard.halts import BudgetBusy

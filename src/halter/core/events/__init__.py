@@ -128,27 +128,31 @@ SessionEvent = (
     | GuardrailTriggered
     | SensorChanged
     | AttendingFailed
-    | AgentSwitched
-    | RequestStarted
+)
+"""The events of a session."""
+
+EffectEvent = (
+    RequestStarted
     | RequestSettled
     | RequestRefused
     | CallStarted
     | CallSettled
     | FilesGiven
     | CallRefused
-    | HaltRequested
-    | HaltLifted
-    | DecisionAsked
-    | ApprovalGiven
-    | DecisionMade
-    | DecisionWithdrawn
-    | RuleMade
-    | RuleEnded
-    | ToolPinned
-    | CostCapReached
-    | OverrunIncurred
     | HoldMade
     | HoldReleased
+    | CostCapReached
+    | OverrunIncurred
+)
+"""The events of requests and calls."""
+
+DecisionEvent = DecisionAsked | ApprovalGiven | DecisionMade | DecisionWithdrawn | RuleMade | RuleEnded | ToolPinned
+"""The events of decisions."""
+
+FleetEvent = (
+    AgentSwitched
+    | HaltRequested
+    | HaltLifted
     | CapChanged
     | FleetPolicyAdopted
     | PricesChanged
@@ -156,14 +160,11 @@ SessionEvent = (
     | StoreAccepted
     | PersonSignedOn
     | SignOnRefused
-    | PhaseEntered
-    | ContextGiven
-    | HistoryGiven
-    | DocumentRead
-    | JudgesChosen
-    | MessageRouted
 )
-"""The events of sessions, and of people's commands to sessions and to the fleet."""
+"""The events of the fleet."""
+
+TaskEvent = PhaseEntered | ContextGiven | HistoryGiven | DocumentRead | JudgesChosen | MessageRouted
+"""The events of what a session works on."""
 
 ArtifactEvent = (
     FindingEmitted
@@ -195,6 +196,8 @@ ChannelEvent = (
 )
 """The events of channels."""
 
-AnyEvent = SessionEvent | ArtifactEvent | TriggerEvent | ChannelEvent
+AnyEvent = (
+    SessionEvent | EffectEvent | DecisionEvent | FleetEvent | TaskEvent | ArtifactEvent | TriggerEvent | ChannelEvent
+)
 
 EVENTS_BY_KIND: Final[Mapping[str, type[AnyEvent]]] = {event.KIND: event for event in get_args(AnyEvent)}

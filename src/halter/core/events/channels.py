@@ -3,28 +3,26 @@
 Each channel has its own stream. None of these events has a body: the text of a message is in the decision.
 """
 
-from typing import ClassVar
-
-from halter.core.vocabulary import Event
+from halter.core.vocabulary import Note
 
 
-class ChannelTaken(Event, frozen=True, kw_only=True):
+class ChannelTaken(Note, frozen=True, kw_only=True):
     """A worker took over reading and writing the channel, until another worker takes it."""
 
-    KIND: ClassVar[str] = "channel_taken"
+    KIND = "channel_taken"
 
     channel: str
     worker: str
 
 
-class PairingOffered(Event, frozen=True, kw_only=True):
+class PairingOffered(Note, frozen=True, kw_only=True):
     """A pairing code was offered: the first person who sends it before it expires becomes this approver.
 
     Only the digest of the code is stored. `place` is the chat to which the code is sent, on a channel where people
     cannot write first.
     """
 
-    KIND: ClassVar[str] = "pairing_offered"
+    KIND = "pairing_offered"
 
     channel: str
     code: str
@@ -36,10 +34,10 @@ class PairingOffered(Event, frozen=True, kw_only=True):
     place: str = ""
 
 
-class ApproverPaired(Event, frozen=True, kw_only=True):
+class ApproverPaired(Note, frozen=True, kw_only=True):
     """An account of a platform was paired with a person. `place` is the chat that receives their decisions."""
 
-    KIND: ClassVar[str] = "approver_paired"
+    KIND = "approver_paired"
 
     channel: str
     account: str
@@ -50,10 +48,11 @@ class ApproverPaired(Event, frozen=True, kw_only=True):
     agents: tuple[str, ...] = ()
 
 
-class ApproverRemoved(Event, frozen=True, kw_only=True):
+class ApproverRemoved(Note, frozen=True, kw_only=True):
     """A person's accounts on a channel and their unused codes were revoked."""
 
-    KIND: ClassVar[str] = "approver_removed"
+    KIND = "approver_removed"
+    IMMEDIATE = True
 
     channel: str
     name: str
@@ -61,14 +60,14 @@ class ApproverRemoved(Event, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class DecisionShown(Event, frozen=True, kw_only=True):
+class DecisionShown(Note, frozen=True, kw_only=True):
     """A decision was sent to a chat in a message.
 
     `digest` is that of the decision, `button` the digest of the token in the message's buttons. Without a `button` the
     decision was too long to show completely, and cannot be approved in the chat.
     """
 
-    KIND: ClassVar[str] = "decision_shown"
+    KIND = "decision_shown"
 
     channel: str
     place: str
@@ -79,20 +78,20 @@ class DecisionShown(Event, frozen=True, kw_only=True):
     cut: bool = False
 
 
-class MessageClosed(Event, frozen=True, kw_only=True):
+class MessageClosed(Note, frozen=True, kw_only=True):
     """The buttons of a message were replaced by the outcome of its decision."""
 
-    KIND: ClassVar[str] = "message_closed"
+    KIND = "message_closed"
 
     channel: str
     place: str
     message: str
 
 
-class RepliesRead(Event, frozen=True, kw_only=True):
+class RepliesRead(Note, frozen=True, kw_only=True):
     """Replies were processed up to a mark. A reply that the platform sends again is not processed twice."""
 
-    KIND: ClassVar[str] = "replies_read"
+    KIND = "replies_read"
 
     channel: str
     mark: str

@@ -1,10 +1,8 @@
 """The events of decisions: what people are asked, their answers, and the rules that answer for them."""
 
-from typing import ClassVar
-
 from halter.core.provenance import Flaw
 from halter.core.tools import Level
-from halter.core.vocabulary import DecisionKind, Event, RiskLevel, RuleScope, Verdict
+from halter.core.vocabulary import DecisionKind, Event, RiskLevel, RowEvent, RuleScope, Verdict
 
 
 class DecisionAsked(Event, frozen=True, kw_only=True):
@@ -16,7 +14,7 @@ class DecisionAsked(Event, frozen=True, kw_only=True):
     see it only then, after their quiet hours.
     """
 
-    KIND: ClassVar[str] = "decision_asked"
+    KIND = "decision_asked"
 
     decision: str
     about: DecisionKind
@@ -37,10 +35,11 @@ class DecisionAsked(Event, frozen=True, kw_only=True):
     shown_at: int = 0
 
 
-class ApprovalGiven(Event, frozen=True, kw_only=True):
+class ApprovalGiven(RowEvent, frozen=True, kw_only=True):
     """The first of two required approvers approved. The decision is pending until the second one does."""
 
-    KIND: ClassVar[str] = "approval_given"
+    KIND = "approval_given"
+    IMMEDIATE = True
 
     decision: str
     by: str
@@ -48,13 +47,14 @@ class ApprovalGiven(Event, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class DecisionMade(Event, frozen=True, kw_only=True):
+class DecisionMade(RowEvent, frozen=True, kw_only=True):
     """A person decided; the body of an edit is the new arguments.
 
     `first_by` is the first approver, if two were required.
     """
 
-    KIND: ClassVar[str] = "decision_made"
+    KIND = "decision_made"
+    IMMEDIATE = True
 
     decision: str
     verdict: Verdict
@@ -68,22 +68,23 @@ class DecisionMade(Event, frozen=True, kw_only=True):
         return f"{self.first_by} and {self.by}" if self.first_by else self.by
 
 
-class DecisionWithdrawn(Event, frozen=True, kw_only=True):
+class DecisionWithdrawn(RowEvent, frozen=True, kw_only=True):
     """A decision was withdrawn: its subject is gone, or its session ended or continued without the answer."""
 
-    KIND: ClassVar[str] = "decision_withdrawn"
+    KIND = "decision_withdrawn"
 
     decision: str
     why: str
 
 
-class RuleMade(Event, frozen=True, kw_only=True):
+class RuleMade(RowEvent, frozen=True, kw_only=True):
     """A person created a rule: matching calls of a tool are approved in its scope until the rule expires.
 
     `matcher` is JSON for the guard; `keys` are all arguments that a matching call may have.
     """
 
-    KIND: ClassVar[str] = "rule_made"
+    KIND = "rule_made"
+    IMMEDIATE = True
 
     rule: str
     tool: str
@@ -95,20 +96,21 @@ class RuleMade(Event, frozen=True, kw_only=True):
     expires_at: int
 
 
-class RuleEnded(Event, frozen=True, kw_only=True):
+class RuleEnded(RowEvent, frozen=True, kw_only=True):
     """A person ended a rule."""
 
-    KIND: ClassVar[str] = "rule_ended"
+    KIND = "rule_ended"
+    IMMEDIATE = True
 
     rule: str
     by: str
     reason: str = ""
 
 
-class ToolPinned(Event, frozen=True, kw_only=True):
+class ToolPinned(RowEvent, frozen=True, kw_only=True):
     """A tool of a server was pinned to its current digest. If the tool changes, a person must approve it again."""
 
-    KIND: ClassVar[str] = "tool_pinned"
+    KIND = "tool_pinned"
 
     agent: str
     tool: str

@@ -1,7 +1,7 @@
 """The events of requests and calls, of what was held for them, and of what they cost."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import Self
 
 import msgspec
 
@@ -9,7 +9,7 @@ from halter.core.money import CapReached, Charge, Leg, Overrun, Unit
 from halter.core.provenance import Flaw
 from halter.core.tools import Effect, Level
 from halter.core.usage import Usage
-from halter.core.vocabulary import Audit, Event, Outcome, Purpose, RiskLevel
+from halter.core.vocabulary import Audit, Event, Note, Outcome, Purpose, RiskLevel, RowEvent
 
 
 class RequestStarted(Event, frozen=True, kw_only=True):
@@ -20,7 +20,7 @@ class RequestStarted(Event, frozen=True, kw_only=True):
     price of the model is not known, `guess` says what is held and charged instead.
     """
 
-    KIND: ClassVar[str] = "request_started"
+    KIND = "request_started"
 
     request: str
     model: str
@@ -48,7 +48,7 @@ class RequestSettled(Event, frozen=True, kw_only=True):
     until a person changes the configuration or the account.
     """
 
-    KIND: ClassVar[str] = "request_settled"
+    KIND = "request_settled"
 
     request: str
     outcome: Outcome
@@ -61,10 +61,10 @@ class RequestSettled(Event, frozen=True, kw_only=True):
     needs_person: bool = False
 
 
-class RequestRefused(Event, frozen=True, kw_only=True):
+class RequestRefused(Note, frozen=True, kw_only=True):
     """The guard refused a request; the body is the prompt that was not sent."""
 
-    KIND: ClassVar[str] = "request_refused"
+    KIND = "request_refused"
 
     request: str
     model: str
@@ -82,7 +82,7 @@ class CallStarted(Event, frozen=True, kw_only=True):
     which it counts, each with the slot that it takes for a minute.
     """
 
-    KIND: ClassVar[str] = "call_started"
+    KIND = "call_started"
 
     call: str
     tool: str
@@ -116,7 +116,7 @@ class SubSessionCost(msgspec.Struct, frozen=True):
 class CallSettled(Event, frozen=True, kw_only=True):
     """The settlement of a call; the body is the result. `sub_session` is the sub-session that the call started."""
 
-    KIND: ClassVar[str] = "call_settled"
+    KIND = "call_settled"
 
     call: str
     outcome: Outcome
@@ -133,13 +133,13 @@ class CallSettled(Event, frozen=True, kw_only=True):
         return (self.charge.usd if self.charge else 0) + (self.sub_session.usd if self.sub_session else 0)
 
 
-class FilesGiven(Event, frozen=True, kw_only=True):
+class FilesGiven(Note, frozen=True, kw_only=True):
     """Files came with the result of a `call`, or else with the message that follows in the inbox.
 
     The body is parts of a message, as JSON.
     """
 
-    KIND: ClassVar[str] = "files_given"
+    KIND = "files_given"
 
     call: str = ""
 
@@ -150,7 +150,7 @@ class CallRefused(Event, frozen=True, kw_only=True):
     A `staged` call is made if a person approves it, before a call that may depend on it or at the end of the turn.
     """
 
-    KIND: ClassVar[str] = "call_refused"
+    KIND = "call_refused"
 
     call: str
     tool: str
@@ -165,10 +165,10 @@ class CallRefused(Event, frozen=True, kw_only=True):
     staged: bool = False
 
 
-class HoldMade(Event, frozen=True, kw_only=True):
+class HoldMade(RowEvent, frozen=True, kw_only=True):
     """A call that a person is asked about holds its maximum cost while it waits; `hold` is the id of the decision."""
 
-    KIND: ClassVar[str] = "hold_made"
+    KIND = "hold_made"
 
     hold: str
     name: str
@@ -176,10 +176,10 @@ class HoldMade(Event, frozen=True, kw_only=True):
     legs: tuple[Leg, ...]
 
 
-class HoldReleased(Event, frozen=True, kw_only=True):
+class HoldReleased(RowEvent, frozen=True, kw_only=True):
     """The hold of a question ended: the call was admitted and has its own hold from now on, or it will not be made."""
 
-    KIND: ClassVar[str] = "hold_released"
+    KIND = "hold_released"
 
     hold: str
 
@@ -187,7 +187,7 @@ class HoldReleased(Event, frozen=True, kw_only=True):
 class CostCapReached(Event, frozen=True, kw_only=True):
     """A call or a request was refused because its maximum cost exceeds the unspent part of a cap."""
 
-    KIND: ClassVar[str] = "cost_cap_reached"
+    KIND = "cost_cap_reached"
 
     refused: str
     name: str
@@ -216,7 +216,7 @@ class CostCapReached(Event, frozen=True, kw_only=True):
 class OverrunIncurred(Event, frozen=True, kw_only=True):
     """An incident: an effect cost more than its hold, and the cost exceeded a cap."""
 
-    KIND: ClassVar[str] = "overrun_incurred"
+    KIND = "overrun_incurred"
 
     hold: str
     scope: str

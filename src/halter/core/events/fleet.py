@@ -1,15 +1,14 @@
 """The events of the fleet: its halts, caps, policy and prices, what people do to its store, and who signs on."""
 
-from typing import ClassVar
-
 from halter.core.money import Unit
-from halter.core.vocabulary import Event, SignOnRefusal
+from halter.core.vocabulary import AuditedVisit, Note, RowEvent, SignOnRefusal, Visit
 
 
-class AgentSwitched(Event, frozen=True, kw_only=True):
+class AgentSwitched(RowEvent, frozen=True, kw_only=True):
     """A person switched an agent on, to run unattended, or off."""
 
-    KIND: ClassVar[str] = "agent_switched"
+    KIND = "agent_switched"
+    IMMEDIATE = True
 
     agent: str
     on: bool
@@ -17,10 +16,11 @@ class AgentSwitched(Event, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class HaltRequested(Event, frozen=True, kw_only=True):
+class HaltRequested(RowEvent, frozen=True, kw_only=True):
     """A person or a limit halted a scope. With `cancels`, a person ended one session."""
 
-    KIND: ClassVar[str] = "halt_requested"
+    KIND = "halt_requested"
+    IMMEDIATE = True
 
     scope: str
     by: str
@@ -28,10 +28,11 @@ class HaltRequested(Event, frozen=True, kw_only=True):
     cancels: bool = False
 
 
-class HaltLifted(Event, frozen=True, kw_only=True):
+class HaltLifted(RowEvent, frozen=True, kw_only=True):
     """A halt was lifted. The sessions of the scope resume one after the other over `ramp` microseconds."""
 
-    KIND: ClassVar[str] = "halt_lifted"
+    KIND = "halt_lifted"
+    IMMEDIATE = True
 
     scope: str
     by: str
@@ -39,10 +40,11 @@ class HaltLifted(Event, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class CapChanged(Event, frozen=True, kw_only=True):
+class CapChanged(RowEvent, frozen=True, kw_only=True):
     """A person set the cap of a scope, for one window or for the scope's whole life."""
 
-    KIND: ClassVar[str] = "cap_changed"
+    KIND = "cap_changed"
+    IMMEDIATE = True
 
     scope: str
     window: str
@@ -53,7 +55,7 @@ class CapChanged(Event, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class FleetPolicyAdopted(Event, frozen=True, kw_only=True):
+class FleetPolicyAdopted(RowEvent, frozen=True, kw_only=True):
     """A person applied a fleet file as the policy of the store. It binds every process on the store at least.
 
     `policy` is the contents of the file, as JSON. `digest` names it, and `replaces` names the previous policy, if any.
@@ -61,7 +63,8 @@ class FleetPolicyAdopted(Event, frozen=True, kw_only=True):
     caps in micro-dollars, defaults included; every hold is checked against the current ones.
     """
 
-    KIND: ClassVar[str] = "fleet_policy_adopted"
+    KIND = "fleet_policy_adopted"
+    IMMEDIATE = True
 
     policy: str
     digest: str
@@ -73,7 +76,7 @@ class FleetPolicyAdopted(Event, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class PricesChanged(Event, frozen=True, kw_only=True):
+class PricesChanged(RowEvent, frozen=True, kw_only=True):
     """A fetched price table was kept, or a person let it count as it is.
 
     `digest` names the file, and `prices` the blob of all that processes use from now on. New models and higher prices
@@ -81,7 +84,8 @@ class PricesChanged(Event, frozen=True, kw_only=True):
     all are counted.
     """
 
-    KIND: ClassVar[str] = "prices_changed"
+    KIND = "prices_changed"
+    IMMEDIATE = True
 
     digest: str
     prices: str
@@ -97,10 +101,10 @@ class PricesChanged(Event, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class BodiesErased(Event, frozen=True, kw_only=True):
+class BodiesErased(RowEvent, frozen=True, kw_only=True):
     """The bodies of a stream were erased up to a sequence number. Its facts and its hash chain remain."""
 
-    KIND: ClassVar[str] = "bodies_erased"
+    KIND = "bodies_erased"
 
     stream: str
     through: int
@@ -108,13 +112,14 @@ class BodiesErased(Event, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class StoreAccepted(Event, frozen=True, kw_only=True):
+class StoreAccepted(Note, frozen=True, kw_only=True):
     """A person accepted a store that lacks events of its checkpoints: `events` of them, up to `known_at`.
 
     `lacks` describes what is missing.
     """
 
-    KIND: ClassVar[str] = "store_accepted"
+    KIND = "store_accepted"
+    IMMEDIATE = True
 
     by: str
     lacks: str
@@ -123,25 +128,31 @@ class StoreAccepted(Event, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class PersonSignedOn(Event, frozen=True, kw_only=True):
+class PersonSignedOn(Visit, frozen=True, kw_only=True):
     """A person signed on `via` a provider or a proxy. `account` is their name there."""
 
-    KIND: ClassVar[str] = "person_signed_on"
+    KIND = "person_signed_on"
 
-    id: str
     name: str
     role: str
     via: str
     account: str = ""
     agents: tuple[str, ...] = ()
 
+    @property
+    def audited(self) -> AuditedVisit:
+        return AuditedVisit(f"sign_on {self.via}", "ok", self.name, self.role)
 
-class SignOnRefused(Event, frozen=True, kw_only=True):
+
+class SignOnRefused(Visit, frozen=True, kw_only=True):
     """A sign-on through a provider or a proxy was refused."""
 
-    KIND: ClassVar[str] = "sign_on_refused"
+    KIND = "sign_on_refused"
 
-    id: str
     via: str
     why: SignOnRefusal
     account: str = ""
+
+    @property
+    def audited(self) -> AuditedVisit:
+        return AuditedVisit(f"sign_on {self.via}", self.why, self.account)

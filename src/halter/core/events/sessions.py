@@ -1,7 +1,7 @@
 """The events of a session: its start and end, its turns, its messages and its sleep."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import msgspec
 
@@ -13,7 +13,9 @@ from halter.core.vocabulary import (
     GateStage,
     Guardrail,
     MessageReason,
+    Note,
     Origin,
+    RowEvent,
     SessionKind,
     State,
     TurnEnd,
@@ -33,7 +35,7 @@ class SessionStarted(Event, frozen=True, kw_only=True):
     `model` and `limits` are those of a run that has its own; the limits have the form of `spec.Limits`.
     """
 
-    KIND: ClassVar[str] = "session_started"
+    KIND = "session_started"
 
     session: str
     agent: str
@@ -63,7 +65,7 @@ class SessionWoken(Event, frozen=True, kw_only=True):
     With `recovered`, the session was already awake, and a model answered again after an outage.
     """
 
-    KIND: ClassVar[str] = "session_woken"
+    KIND = "session_woken"
 
     cause: WakeCause | Literal["takeover"]
     inbox_seen: int = 0
@@ -78,7 +80,7 @@ class SessionParked(Event, frozen=True, kw_only=True):
     `ProviderTrouble`), it parked inside a turn because no model answered; `sentence` says why.
     """
 
-    KIND: ClassVar[str] = "session_parked"
+    KIND = "session_parked"
 
     state: State
     inbox_seen: int = 0
@@ -92,7 +94,8 @@ class SessionParked(Event, frozen=True, kw_only=True):
 class SessionEnded(Event, frozen=True, kw_only=True):
     """A session ended. The part carved out of its parent's cap is settled with the true cost."""
 
-    KIND: ClassVar[str] = "session_ended"
+    KIND = "session_ended"
+    IMMEDIATE = True
 
     state: State
     terminal_reason: str
@@ -105,7 +108,7 @@ class SessionResumed(Event, frozen=True, kw_only=True):
     `traceparent` is the span of the caller that did so.
     """
 
-    KIND: ClassVar[str] = "session_resumed"
+    KIND = "session_resumed"
 
     by: str
     format: int = 3
@@ -118,29 +121,29 @@ class TurnStarted(Event, frozen=True, kw_only=True):
     The body is the first message to the model, as JSON. A `quiet` turn has no new cause.
     """
 
-    KIND: ClassVar[str] = "turn_started"
+    KIND = "turn_started"
 
     turn: int
     inbox_seen: int = 0
     quiet: bool = False
 
 
-class MessageAdded(Event, frozen=True, kw_only=True):
+class MessageAdded(Note, frozen=True, kw_only=True):
     """The runtime added a message to the model during a turn; the body is its text."""
 
-    KIND: ClassVar[str] = "message_added"
+    KIND = "message_added"
 
     turn: int
     reason: MessageReason
 
 
-class ContextCut(Event, frozen=True, kw_only=True):
+class ContextCut(Note, frozen=True, kw_only=True):
     """The history exceeded the context window: of the messages before `through`, only the `pinned` ones remain.
 
     The body is the text that replaces the others.
     """
 
-    KIND: ClassVar[str] = "context_cut"
+    KIND = "context_cut"
 
     turn: int
     through: int
@@ -157,13 +160,13 @@ class YieldRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str = ""
 
 
-class TurnEnded(Event, frozen=True, kw_only=True):
+class TurnEnded(Note, frozen=True, kw_only=True):
     """A turn ended. If the model did not end it, `sentence` gives the reason.
 
     The body lists the untrusted links in the answer, if any.
     """
 
-    KIND: ClassVar[str] = "turn_ended"
+    KIND = "turn_ended"
 
     turn: int
     why: TurnEnd
@@ -171,7 +174,7 @@ class TurnEnded(Event, frozen=True, kw_only=True):
     yielded: YieldRequest | None = None
 
 
-class WakePosted(Event, frozen=True, kw_only=True):
+class WakePosted(RowEvent, frozen=True, kw_only=True):
     """A message arrived in a session's inbox; the body is its text.
 
     `wakes` is decided when it is posted, against the session's locked row. A message that `notifies` is shown as an
@@ -179,7 +182,7 @@ class WakePosted(Event, frozen=True, kw_only=True):
     that posted it.
     """
 
-    KIND: ClassVar[str] = "wake_posted"
+    KIND = "wake_posted"
 
     cause: WakeCause
     origin: Origin
@@ -191,32 +194,32 @@ class WakePosted(Event, frozen=True, kw_only=True):
     traceparent: str = ""
 
 
-class HotStateSeen(Event, frozen=True, kw_only=True):
+class HotStateSeen(Note, frozen=True, kw_only=True):
     """A turn saw a changed hot state; the body is the values, as JSON."""
 
-    KIND: ClassVar[str] = "hot_state_seen"
+    KIND = "hot_state_seen"
 
     turn: int
     digest: str
 
 
-class TurnSkipped(Event, frozen=True, kw_only=True):
+class TurnSkipped(Note, frozen=True, kw_only=True):
     """The gate skipped a turn, and the session keeps its chosen sleep. `skips` counts consecutive skips."""
 
-    KIND: ClassVar[str] = "turn_skipped"
+    KIND = "turn_skipped"
 
     stage: GateStage
     skips: int
     sentence: str = ""
 
 
-class GuardrailTriggered(Event, frozen=True, kw_only=True):
+class GuardrailTriggered(Note, frozen=True, kw_only=True):
     """A mechanical limit delayed or ended a session, mostly an unattended one.
 
     `until` is when the session may continue, if that depends on time.
     """
 
-    KIND: ClassVar[str] = "guardrail_triggered"
+    KIND = "guardrail_triggered"
 
     guardrail: Guardrail
     turn: int = 0
@@ -224,10 +227,10 @@ class GuardrailTriggered(Event, frozen=True, kw_only=True):
     until: int | None = None
 
 
-class SensorChanged(Event, frozen=True, kw_only=True):
+class SensorChanged(Note, frozen=True, kw_only=True):
     """A sensor started to fail, or recovered."""
 
-    KIND: ClassVar[str] = "sensor_changed"
+    KIND = "sensor_changed"
 
     sensor: str
     health: Health
@@ -235,10 +238,10 @@ class SensorChanged(Event, frozen=True, kw_only=True):
     sentence: str = ""
 
 
-class AttendingFailed(Event, frozen=True, kw_only=True):
+class AttendingFailed(Note, frozen=True, kw_only=True):
     """A worker failed while it ran a session. After too many `failures` in a row the session is quarantined."""
 
-    KIND: ClassVar[str] = "attending_failed"
+    KIND = "attending_failed"
 
     failures: int
     error: str

@@ -1,8 +1,8 @@
 """The events of tasks: phases, context, documents, findings, proposals, and the notifications about them."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
-from halter.core.vocabulary import Event
+from halter.core.vocabulary import Event, Note, RowEvent
 
 Severity = Literal["info", "low", "medium", "high", "critical"]
 
@@ -24,30 +24,30 @@ def describe_verdict(status: str) -> str:
 class PhaseEntered(Event, frozen=True, kw_only=True):
     """A session entered its next phase after a turn. It never returns to an earlier one."""
 
-    KIND: ClassVar[str] = "phase_entered"
+    KIND = "phase_entered"
 
     phase: str
     number: int
     turn: int = 0
 
 
-class ContextGiven(Event, frozen=True, kw_only=True):
+class ContextGiven(Note, frozen=True, kw_only=True):
     """A session received accepted memories and precedents; the body is the text, as the model sees it."""
 
-    KIND: ClassVar[str] = "context_given"
+    KIND = "context_given"
 
     memories: tuple[str, ...] = ()
     precedents: tuple[str, ...] = ()
 
 
-class HistoryGiven(Event, frozen=True, kw_only=True):
+class HistoryGiven(Note, frozen=True, kw_only=True):
     """A session began with earlier messages; the body is the messages, as JSON.
 
     A fork has those of `session` up to the event `through`; with no `session`, a program supplied them. With
     `denied`, a person denied a call with untrusted values in that history.
     """
 
-    KIND: ClassVar[str] = "history_given"
+    KIND = "history_given"
 
     messages: int
     session: str = ""
@@ -55,20 +55,20 @@ class HistoryGiven(Event, frozen=True, kw_only=True):
     denied: bool = False
 
 
-class DocumentRead(Event, frozen=True, kw_only=True):
+class DocumentRead(Note, frozen=True, kw_only=True):
     """A session read a document; `document` is the digest of its content."""
 
-    KIND: ClassVar[str] = "document_read"
+    KIND = "document_read"
 
     document: str
     name: str
     collection: str = ""
 
 
-class FindingEmitted(Event, frozen=True, kw_only=True):
+class FindingEmitted(RowEvent, frozen=True, kw_only=True):
     """A session reported a finding; the body is the finding, as JSON. `support` is the result of the quote check."""
 
-    KIND: ClassVar[str] = "finding_emitted"
+    KIND = "finding_emitted"
 
     finding: str
     agent: str
@@ -79,10 +79,10 @@ class FindingEmitted(Event, frozen=True, kw_only=True):
     by: str = ""
 
 
-class JudgesChosen(Event, frozen=True, kw_only=True):
+class JudgesChosen(Note, frozen=True, kw_only=True):
     """The number of judges for a review. It is less than `wanted` if their maximum cost exceeds the cap."""
 
-    KIND: ClassVar[str] = "judges_chosen"
+    KIND = "judges_chosen"
 
     wanted: int
     chosen: int
@@ -92,39 +92,39 @@ class JudgesChosen(Event, frozen=True, kw_only=True):
     sentence: str = ""
 
 
-class FindingReviewed(Event, frozen=True, kw_only=True):
+class FindingReviewed(RowEvent, frozen=True, kw_only=True):
     """A finding was reviewed by judges other than its author, or could not be; the body is the review."""
 
-    KIND: ClassVar[str] = "finding_reviewed"
+    KIND = "finding_reviewed"
 
     finding: str
     verdict: ReviewOutcome
     judges: tuple[str, ...] = ()
 
 
-class MemoryProposed(Event, frozen=True, kw_only=True):
+class MemoryProposed(RowEvent, frozen=True, kw_only=True):
     """A session proposed a memory; the body is its text."""
 
-    KIND: ClassVar[str] = "memory_proposed"
+    KIND = "memory_proposed"
 
     memory: str
     agent: str
 
 
-class PrecedentProposed(Event, frozen=True, kw_only=True):
+class PrecedentProposed(RowEvent, frozen=True, kw_only=True):
     """A session proposed a precedent; the body is its summary. Equal precedents have the same name."""
 
-    KIND: ClassVar[str] = "precedent_proposed"
+    KIND = "precedent_proposed"
 
     precedent: str
     agent: str
     kind: str
 
 
-class ProposalDecided(Event, frozen=True, kw_only=True):
+class ProposalDecided(RowEvent, frozen=True, kw_only=True):
     """A person accepted, dismissed or promoted a finding or a proposal."""
 
-    KIND: ClassVar[str] = "proposal_decided"
+    KIND = "proposal_decided"
 
     proposal: str
     about: ProposalKind
@@ -133,10 +133,10 @@ class ProposalDecided(Event, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class NotificationQueued(Event, frozen=True, kw_only=True):
+class NotificationQueued(RowEvent, frozen=True, kw_only=True):
     """A notification was queued for a channel; the body is its content, as JSON. It is sent after this commit."""
 
-    KIND: ClassVar[str] = "notification_queued"
+    KIND = "notification_queued"
 
     notification: str
     channel: str
@@ -144,19 +144,19 @@ class NotificationQueued(Event, frozen=True, kw_only=True):
     about: str = ""
 
 
-class NotificationSent(Event, frozen=True, kw_only=True):
+class NotificationSent(RowEvent, frozen=True, kw_only=True):
     """A notification was sent at least once. Duplicates have the same id."""
 
-    KIND: ClassVar[str] = "notification_sent"
+    KIND = "notification_sent"
 
     notification: str
     attempts: int
 
 
-class NotificationFailed(Event, frozen=True, kw_only=True):
+class NotificationFailed(RowEvent, frozen=True, kw_only=True):
     """An attempt to send a notification failed. The next attempt is at `next_at`; None means there is none."""
 
-    KIND: ClassVar[str] = "notification_failed"
+    KIND = "notification_failed"
 
     notification: str
     attempts: int
@@ -164,10 +164,10 @@ class NotificationFailed(Event, frozen=True, kw_only=True):
     next_at: int | None = None
 
 
-class MessageRouted(Event, frozen=True, kw_only=True):
+class MessageRouted(Note, frozen=True, kw_only=True):
     """The route of a message and the reason; the body is the message, with the answer if no model was asked."""
 
-    KIND: ClassVar[str] = "message_routed"
+    KIND = "message_routed"
 
     route: str
     strategy: str = ""

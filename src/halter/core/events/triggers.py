@@ -1,26 +1,24 @@
 """The events of triggers, their runs, and the documents that a watch found."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
-from halter.core.vocabulary import Event
+from halter.core.vocabulary import RowEvent
 
 TriggerKind = Literal["schedule", "watch", "webhook"]
-
 RunCause = Literal["schedule", "watch", "webhook", "person"]
-
 SkipReason = Literal[
     "overlap", "missed", "off", "halted", "too_soon", "active_hours", "cost_cap_reached", "unusable", "no_progress"
 ]
 
 
-class TriggerMade(Event, frozen=True, kw_only=True):
+class TriggerMade(RowEvent, frozen=True, kw_only=True):
     """A trigger was created or changed; the body is its definition, as JSON.
 
     `digest` shows whether the definition changed. A trigger that a person confirmed is defined only here; a trigger of
     `agent.yaml` is defined in the file as well.
     """
 
-    KIND: ClassVar[str] = "trigger_made"
+    KIND = "trigger_made"
 
     trigger: str
     agent: str
@@ -29,20 +27,20 @@ class TriggerMade(Event, frozen=True, kw_only=True):
     digest: str
 
 
-class TriggerEnded(Event, frozen=True, kw_only=True):
+class TriggerEnded(RowEvent, frozen=True, kw_only=True):
     """A trigger was ended; it starts no more sessions."""
 
-    KIND: ClassVar[str] = "trigger_ended"
+    KIND = "trigger_ended"
 
     trigger: str
     by: str
     reason: str = ""
 
 
-class RunStarted(Event, frozen=True, kw_only=True):
+class RunStarted(RowEvent, frozen=True, kw_only=True):
     """A trigger started a session: at a time, for a document, for a delivery, or on a person's request."""
 
-    KIND: ClassVar[str] = "run_started"
+    KIND = "run_started"
 
     trigger: str
     session: str
@@ -53,10 +51,10 @@ class RunStarted(Event, frozen=True, kw_only=True):
     by: str = ""
 
 
-class RunSkipped(Event, frozen=True, kw_only=True):
+class RunSkipped(RowEvent, frozen=True, kw_only=True):
     """One or more times of a schedule were skipped, the last of them at `due_at`."""
 
-    KIND: ClassVar[str] = "run_skipped"
+    KIND = "run_skipped"
 
     trigger: str
     why: SkipReason
@@ -65,19 +63,19 @@ class RunSkipped(Event, frozen=True, kw_only=True):
     sentence: str = ""
 
 
-class RunQueued(Event, frozen=True, kw_only=True):
+class RunQueued(RowEvent, frozen=True, kw_only=True):
     """A run waits for the previous run."""
 
-    KIND: ClassVar[str] = "run_queued"
+    KIND = "run_queued"
 
     trigger: str
     due_at: int
 
 
-class RunsDelayed(Event, frozen=True, kw_only=True):
+class RunsDelayed(RowEvent, frozen=True, kw_only=True):
     """The runs of a trigger are delayed, until a moment if it is known; `waiting` is their number."""
 
-    KIND: ClassVar[str] = "runs_delayed"
+    KIND = "runs_delayed"
 
     trigger: str
     why: SkipReason
@@ -86,10 +84,10 @@ class RunsDelayed(Event, frozen=True, kw_only=True):
     until: int | None = None
 
 
-class ItemSeen(Event, frozen=True, kw_only=True):
+class ItemSeen(RowEvent, frozen=True, kw_only=True):
     """A watch found a new document; `item` is the digest of its content."""
 
-    KIND: ClassVar[str] = "item_seen"
+    KIND = "item_seen"
 
     trigger: str
     item: str
@@ -98,10 +96,10 @@ class ItemSeen(Event, frozen=True, kw_only=True):
     ignored: bool = False
 
 
-class ItemQuarantined(Event, frozen=True, kw_only=True):
+class ItemQuarantined(RowEvent, frozen=True, kw_only=True):
     """A document was quarantined: it is unreadable, or its last attempt failed."""
 
-    KIND: ClassVar[str] = "item_quarantined"
+    KIND = "item_quarantined"
 
     trigger: str
     item: str
@@ -109,10 +107,10 @@ class ItemQuarantined(Event, frozen=True, kw_only=True):
     sentence: str
 
 
-class ItemReleased(Event, frozen=True, kw_only=True):
+class ItemReleased(RowEvent, frozen=True, kw_only=True):
     """A person released a document from quarantine."""
 
-    KIND: ClassVar[str] = "item_released"
+    KIND = "item_released"
 
     trigger: str
     item: str
