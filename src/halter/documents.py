@@ -30,9 +30,9 @@ from zipfile import ZipFile
 import msgspec
 
 from halter.core.errors import explain_missing_module
-from halter.core.folders import FileEntries, FileRefusal, allow_all, describe_os_error, scan_folder
 from halter.core.ports import DocumentKind, Extracted, UnreadableFile
 from halter.core.text import clean
+from halter.system.folders import FileEntries, FileRefusal, allow_all, describe_os_error, scan_folder
 
 if TYPE_CHECKING:
     from pypdf import PdfReader

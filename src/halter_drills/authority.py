@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from halter.system.protected_paths import NO_PROTECTED_PATHS, ProtectedPaths
 
 from halter.core.errors import ConfigError
-from halter.core.folders import NO_PROTECTED_PATHS, ProtectedPaths
 from halter.core.ids import make_worker_id
 from halter.dispatch.heartbeat import renew_leases
 from halter.runtime.agent_context import AgentContext, models_of

@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 import msgspec
+from halter.system.liveness import LivenessWriter
 
 from halter.core.clock import SECOND, SystemClock
 from halter.core.errors import StoreUnavailable
 from halter.core.ids import SessionId, SortableIds, WorkerId, make_worker_id
 from halter.core.messages import Prompt, Reply, TextListener, make_user_message
 from halter.core.ports import Query, Store
-from halter.core.processes import LivenessWriter
 from halter.core.tools import Permit, Tool
 from halter.core.usage import ModelName
 from halter.dispatch.heartbeat import acquire_lease, renew_leases

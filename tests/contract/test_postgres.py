@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import psycopg
 import pytest
+from halter.dispatch.workers import WorkerRow
 
 from halter.core.clock import SECOND, SystemClock
 from halter.core.errors import RowRefused
@@ -17,7 +18,7 @@ from halter.core.ids import FLEET, SessionId, SortableIds, StreamId, WorkerId, s
 from halter.core.money import Charge, Leg
 from halter.core.ports import AgentConcurrency, Draft, Lease, Query, Rows, Ticket, Write
 from halter.core.project.holds import rows_of_hold
-from halter.core.rows import HaltRow, HoldRow, SessionRow, WorkerRow
+from halter.core.rows import HaltRow, HoldRow, SessionRow
 from halter.core.vocabulary import Row
 from halter.dispatch.dispatcher import DistributedDispatcher, RunningSessions, ServeTicket
 from halter.guard.halts import halt

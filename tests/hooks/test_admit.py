@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+from halter.system.protected_paths import NO_PROTECTED_PATHS
+
 from halter.config.agent_files import read_agent
 from halter.config.resolve import resolve_agent
 from halter.core.events import SessionStarted
-from halter.core.folders import NO_PROTECTED_PATHS
 from halter.core.ids import SessionId, make_worker_id
 from halter.core.tools import Tool
 from halter.dispatch.heartbeat import acquire_lease

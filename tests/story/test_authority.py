@@ -5,10 +5,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from halter.system.folders import FileEntry
 
 from halter import Agent, Guard
 from halter.core.errors import ConfigError
-from halter.core.folders import FileEntry
 from halter.core.tools import SensorFailed
 from halter.runtime.assembly.assembled_agent import AssembledAgent, assemble_agent
 from halter.runtime.runtime import Runtime, open_runtime

@@ -7,13 +7,13 @@ from typing import Any
 
 import psycopg
 import pytest
+from halter.dispatch.workers import WorkerInfo
 from msgspec.structs import replace
 
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, WorkerId
 from halter.core.ports import Ticket
-from halter.core.rows import WorkerInfo
 from halter.dispatch.ticket_queue import ProcrastinateQueue, prepare_queue_tables
 from halter.operations.doctor.workers import (
     UnclaimedSessions,

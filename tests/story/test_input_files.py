@@ -21,7 +21,7 @@ from halter.journal.open import open_store
 from halter.journal.retention import erase_session_bodies
 from halter.models.input_files import IMAGE_TOKENS, MAX_INPUT_FILE_BYTES, PAGE_TOKENS, SECOND_TOKENS, make_files_message
 from halter.models.pydantic_messages import shape_history
-from halter.present.events import describe_event
+from halter.present.bodies import describe_event
 from halter.redaction.anonymize import anonymize_prompt
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 300

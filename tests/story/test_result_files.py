@@ -15,7 +15,7 @@ from halter.core.messages import Message, Text, ToolResult
 from halter.journal.open import open_store
 from halter.journal.retention import erase_session_bodies
 from halter.models.input_files import IMAGE_TOKENS, PAGE_TOKENS
-from halter.present.events import describe_event
+from halter.present.bodies import describe_event
 from halter.tools.function_tool import tool
 
 

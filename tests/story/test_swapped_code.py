@@ -8,10 +8,10 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
+from halter.system.protected_paths import NO_PROTECTED_PATHS
 
 from halter.config.trust import AgentCode, digest_folder
 from halter.core.errors import ConfigError
-from halter.core.folders import NO_PROTECTED_PATHS
 from halter.core.tools import Failed, Permit, Tool, Valid
 from halter.runtime.assembly.assembled_agent import AssembledAgent, assemble_agent
 from halter.runtime.assembly.folder_code import open_trust, read_trusted_servers, require_trusted

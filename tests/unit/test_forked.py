@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from halter.system.forks import ForkLock, fork
 
 from halter.core.events import HaltLifted
-from halter.core.processes import ForkLock, fork
 from halter.core.tools import AGENT_VARIABLE, EffectStatus, Failed, JournalEffect, Output, Permit, Unstoppable, Valid
 from halter.journal.sqlite import open_connection
 from halter.testing.world import SeedLoop, run_in_virtual_time

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from halter.system.protected_paths import ProtectedEntry, ProtectedPaths
 
 from halter.config.agent_files import read_agent
-from halter.core.folders import ProtectedEntry, ProtectedPaths
 from halter.core.tools import Failed, Permit, Valid
 from halter.runtime.assembly.protected_paths import list_protected_paths
 from halter.settings import Settings

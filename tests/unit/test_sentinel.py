@@ -4,9 +4,9 @@ import os
 from mmap import mmap
 
 import pytest
+from halter.system.liveness import LIVENESS_BYTES, LivenessReading, LivenessWriter, read_liveness
 
 from halter.core.clock import SECOND
-from halter.core.processes import LIVENESS_BYTES, LivenessReading, LivenessWriter, read_liveness
 from halter.dispatch.sentinel_program import (
     ProcessSample,
     begin_first_silence,

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from halter.expressions import compile_expression
 
 from halter.autonomy.signals import (
     Score,
@@ -16,7 +17,6 @@ from halter.autonomy.signals import (
 )
 from halter.core.clock import MINUTE, SECOND
 from halter.core.errors import LeaseLost, ModelUnavailable
-from halter.core.text import compile_expression
 from halter.core.tools import Reading
 from halter.spec.sensors import AnySignal, Detector, DetectorSignal, ExpressionSignal, ModelSignal
 

@@ -26,7 +26,8 @@ from halter.core.events.sessions import YieldRequest
 from halter.core.ids import StreamId
 from halter.core.money import Charge
 from halter.core.ports import Stored
-from halter.present.events import PLAIN, URGENT_STYLE, WARNING_STYLE, EventLines
+from halter.present.event_lines import EventLines
+from halter.present.events import PLAIN, URGENT_STYLE, WARNING_STYLE
 
 NOW = 1_767_225_600 * SECOND + 500_000
 

@@ -33,7 +33,9 @@ from halter.core.events import (
 )
 from halter.core.ids import StreamId
 from halter.core.ports import Stored
-from halter.present.events import PLAIN, URGENT_STYLE, WARNING_STYLE, EventLines, describe_event
+from halter.present.bodies import describe_event
+from halter.present.event_lines import EventLines
+from halter.present.events import PLAIN, URGENT_STYLE, WARNING_STYLE
 
 NOW = 1_767_225_600 * SECOND
 TRIGGER = "clerk/papers"

@@ -6,9 +6,9 @@ from mmap import mmap
 from typing import Any
 
 import pytest
+from halter.system.liveness import LIVENESS_BYTES, LivenessWriter, read_liveness
 
 from halter.core.clock import MINUTE, SECOND
-from halter.core.processes import LIVENESS_BYTES, LivenessWriter, read_liveness
 from halter.guard.halts import (
     HALT_POLL_INTERVAL,
     CancelledEffect,

@@ -32,7 +32,7 @@ from halter.models.exchange import ExchangeTerms
 from halter.models.input_files import make_files_message
 from halter.models.providers import find_endpoint, make_model
 from halter.models.wire import ModelHabits
-from halter.present.events import describe_event
+from halter.present.bodies import describe_event
 from halter.spec.models import Provider, choose_wire
 
 PRICE = {"price": {"input": 2, "cache_read": 0.5, "cache_write": 2.5, "output": 10}}

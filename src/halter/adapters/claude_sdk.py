@@ -44,12 +44,12 @@ from halter.adapters.guarded_runs import (
 )
 from halter.core.clock import HOUR
 from halter.core.errors import ConfigError
-from halter.core.folders import ProtectedPaths
 from halter.external.effects import DecisionPending, EffectRefused
 from halter.external.guard import Guard, GuardedSession
 from halter.external.item_stream import Emit, stream_from
 from halter.hooks.tools import HookedTool
 from halter.loop.session_runtime import cancel_and_wait
+from halter.system.protected_paths import ProtectedPaths
 from halter.tools.function_tool import canonical_json
 
 MAX_CALL_TIME: Final = 24 * HOUR

@@ -24,8 +24,9 @@ from halter.core.ids import Digest, session_stream
 from halter.core.messages import Model, Prompt, Reply, Text
 from halter.core.ports import Query, Store
 from halter.core.rows import SessionRow
-from halter.core.text import EvaluationFailure, Expression, clean, shorten, to_cel_value
+from halter.core.text import clean, shorten
 from halter.core.vocabulary import GateStage
+from halter.expressions import EvaluationFailure, Expression, to_cel_value
 from halter.guard.call_answer import Answer
 from halter.guard.prepare import Call
 from halter.guard.request import AnsweredRequest, ModelRequest

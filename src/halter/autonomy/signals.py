@@ -12,8 +12,9 @@ import msgspec
 
 from halter.core.clock import SECOND
 from halter.core.errors import ModelError
-from halter.core.text import EvaluationFailure, Expression, clean, describe_value, shorten
+from halter.core.text import clean, describe_value, shorten
 from halter.core.tools import Reading
+from halter.expressions import EvaluationFailure, Expression
 from halter.loop.text_calls import MissingPath, NotJson, copy_json_value, cut_text, find_path_value, to_json_line
 from halter.spec.sensors import AnySignal, Detector, DetectorSignal, ExpressionSignal, ModelSignal
 

@@ -46,9 +46,10 @@ from halter.core.events import (
 from halter.core.ids import inbox_stream, make_worker_id
 from halter.core.money import format_share, format_usd
 from halter.core.ports import Query, read_stream
-from halter.core.rows import DecisionRow, WorkerRow
+from halter.core.rows import DecisionRow
 from halter.core.text import clean, describe_need_count, shorten
 from halter.dispatch.heartbeat import renew_leases
+from halter.dispatch.workers import WorkerRow
 from halter.guard.approvals import PendingDecision
 from halter.loop.session_runtime import raise_if_cancelled, run_until_first, wait_for_change, watch_changes
 from halter.net.client import parse_retry_after

@@ -36,12 +36,13 @@ from halter.cli.output import answer_block, answer_json, answer_table, print_sen
 from halter.core.clock import parse_duration
 from halter.core.errors import HalterError, NotDone, StoreUnavailable, StoreUnusable
 from halter.core.ids import can_decide
-from halter.core.processes import LivenessWriter, note_end
 from halter.core.rows import SessionRow
 from halter.operations.actor import Actor, Done, Principal, meta_of, readable
 from halter.present.sheet import Facts, Listing, Sheet
 from halter.runtime.runtime import Runtime, find_continuity, open_runtime
 from halter.settings import Settings, find_home, read_settings
+from halter.system.liveness import LivenessWriter
+from halter.system.processes import note_end
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from typing_extensions import Buffer
 from halter.cli.exit_codes import EXIT_BROKEN_PIPE, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_UNUSABLE, TERMINATION_SIGNALS
 from halter.cli.output import warn
 from halter.core.errors import explain_missing_module
-from halter.core.processes import note_end
+from halter.system.processes import note_end
 
 STREAMS: Final = (0, 1, 2)
 

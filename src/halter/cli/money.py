@@ -29,7 +29,7 @@ from halter.config.policy import PolicyDifference
 from halter.core.events import FleetPolicyAdopted
 from halter.operations import money
 from halter.operations.money import NO_POLICY_YET, StorePolicy, lines_of
-from halter.present.events import format_moment
+from halter.present.moments import format_moment
 from halter.present.tables import DIFFERENCE_WORDS, build_budgets_sheet, build_prices_sheet
 from halter.runtime.runtime import Runtime, describe_price_update, read_local_fleet
 

@@ -29,7 +29,7 @@ from halter.core.clock import SystemClock
 from halter.core.errors import ConfigError, require_module
 from halter.core.ids import can_decide
 from halter.core.money import format_usd
-from halter.present.events import format_moment
+from halter.present.moments import format_moment
 from halter.runtime.runtime import (
     DEFAULT_FLEET,
     DEFAULT_LEASE_DURATION,

@@ -44,7 +44,7 @@ from halter.core.errors import ConfigError
 from halter.core.ids import can_decide
 from halter.core.text import format_count
 from halter.hooks.registry import has_hooks
-from halter.present.events import format_moment
+from halter.present.moments import format_moment
 from halter.runtime.feed import Bus, CommitObserver, FeedItem
 from halter.runtime.runtime import Runtime
 from halter.settings import Settings

@@ -34,7 +34,9 @@ from halter.core.rows import SessionRow
 from halter.core.text import format_count
 from halter.operations import queries
 from halter.operations.queries import read_all_events
-from halter.present.events import build_conversation, describe_stored_event, format_moment, summarize_event
+from halter.present.bodies import build_conversation, describe_stored_event
+from halter.present.events import summarize_event
+from halter.present.moments import format_moment
 from halter.present.receipt import build_receipt_sheet
 from halter.present.sheet import Facts, render_html_page
 from halter.present.tables import build_sessions_sheet

@@ -41,7 +41,7 @@ from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.operations.actor import Actor, Principal
 from halter.operations.decisions import get_open_decision
 from halter.operations.queries import read_all_events
-from halter.present.events import format_moment
+from halter.present.moments import format_moment
 from halter.present.tables import describe_next_due
 from halter.runtime.runtime import Runtime
 

@@ -27,7 +27,8 @@ from halter.core.errors import ConfigError
 from halter.core.ids import StreamId, parse_session_id
 from halter.core.public_json import encode_public_lines
 from halter.core.text import format_count, join_names
-from halter.present.events import WARNING_STYLE, EventLines, StyledLine
+from halter.present.event_lines import EventLines
+from halter.present.events import WARNING_STYLE, StyledLine
 from halter.runtime.feed import Bus, FeedEvent, FeedGap, FeedItem, LiveUpdate, read_stream_heads, serialize_feed_item
 from halter.runtime.runtime import Runtime
 

@@ -14,10 +14,10 @@ from halter.config.mcp_file import MCP_FILE
 from halter.config.sections import list_triggers, locate_folder
 from halter.config.yaml_reader import KeyPath
 from halter.core.errors import ConfigError
-from halter.core.folders import ProtectedEntry, ProtectedPaths, WritableFolders
 from halter.core.text import shorten
 from halter.spec.agent import AgentSpec
 from halter.spec.sensors import FilesSensor
+from halter.system.protected_paths import ProtectedEntry, ProtectedPaths, WritableFolders
 
 TOOLS_FILE: Final = "tools.py"
 

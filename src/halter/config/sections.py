@@ -16,8 +16,9 @@ from halter.config.folder_files import UnusableFile, read_folder_file, resolve_l
 from halter.config.playbook_files import list_texts
 from halter.config.yaml_reader import KeyPath, Mistake, escape_sentence
 from halter.core.errors import ConfigError
-from halter.core.text import Expression, compile_expression, shorten, suggest_nearest
+from halter.core.text import shorten, suggest_nearest
 from halter.core.tools import find_secret_names
+from halter.expressions import Expression, compile_expression
 from halter.spec.agent import AgentSpec
 from halter.spec.autonomy import ALWAYS_WAKING_NAMES, HotField, Pacing
 from halter.spec.channels import Notify

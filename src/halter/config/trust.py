@@ -28,10 +28,10 @@ from halter.config.mcp_file import MCP_FILE
 from halter.config.playbook_files import list_texts
 from halter.config.roots import DATA_FOLDER, TOOLS_FILE, list_data_places, list_named_files
 from halter.core.errors import ConfigError
-from halter.core.folders import is_path_within
 from halter.core.ids import Digest
 from halter.core.text import expand_names, join_names, make_word_set
 from halter.core.tools import ToolServer
+from halter.system.paths import is_path_within
 
 CASES_FILE: Final = "evals.yaml"
 """The eval cases of an agent: messages and expectations, from which nothing is loaded."""

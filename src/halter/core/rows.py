@@ -13,8 +13,8 @@ import msgspec
 from halter.core.events import SESSION_FORMAT
 from halter.core.ids import StreamId, parse_session_id, session_stream
 from halter.core.money import BudgetRow, Leg
-from halter.core.processes import ProcessMark, has_process_ended, read_process_mark
 from halter.core.vocabulary import Purpose, Row, RowKey, SessionKind, ShownState
+from halter.system.processes import ProcessMark, has_process_ended, read_process_mark
 
 
 class TriggerRow(Row, frozen=True):

@@ -50,7 +50,7 @@ from halter.operations import money, queries
 from halter.operations.actor import Actor
 from halter.operations.money import Direction, Spending
 from halter.operations.queries import AuditFilter, newest
-from halter.present.events import format_moment
+from halter.present.moments import format_moment
 from halter.runtime.budgets import Budget
 from halter.runtime.proof import encode_receipt
 from halter.runtime.runtime import Runtime

@@ -57,7 +57,7 @@ from halter.operations.artifacts import Artifact
 from halter.operations.decisions import waiting
 from halter.operations.fleet import WorkerView
 from halter.operations.queries import AgentLine
-from halter.present.events import format_relative_moment
+from halter.present.moments import format_relative_moment
 from halter.present.report import HEALTH_MOODS, NO_WORKERS, describe_load, describe_worker_condition, name_worker
 from halter.runtime.forecast import TriggerPlan
 

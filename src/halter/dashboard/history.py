@@ -36,7 +36,8 @@ from halter.dashboard.labels import (
 )
 from halter.dashboard.widgets import BAD, DIM, GOOD, LOOK, ChartSpan
 from halter.operations.queries import TimedEvent
-from halter.present.events import format_relative_moment, summarize_event
+from halter.present.events import summarize_event
+from halter.present.moments import format_relative_moment
 
 LANES: Final = ("turns", "requests", "calls", "refusals")
 ZOOM: Final[dict[str, Any]] = {"dataZoom": [{"type": "inside", "filterMode": "none"}]}

@@ -68,7 +68,7 @@ from halter.operations.queries import AgentLine
 from halter.operations.report import AnswersAlike, EndsAlike, NightSummary
 from halter.operations.rules import SAME, list_rule_offers
 from halter.present.decisions import DecisionPrompt, render_prompt
-from halter.present.events import format_moment
+from halter.present.moments import format_moment
 from halter.runtime.needs import Need
 
 DANGEROUS_LEVELS = ("HIGH", "CRITICAL")

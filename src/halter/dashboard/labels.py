@@ -7,7 +7,7 @@ from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.rows import SessionRow
 from halter.core.text import format_count
 from halter.operations.queries import AgentLine
-from halter.present.events import format_moment
+from halter.present.moments import format_moment
 
 
 class Label(NamedTuple):

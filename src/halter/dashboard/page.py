@@ -37,7 +37,7 @@ from halter.operations import control, money, queries
 from halter.operations.actor import Actor, Principal, Role
 from halter.operations.agent_folders import AgentFolders
 from halter.operations.money import Direction
-from halter.present.events import format_moment, format_relative_moment
+from halter.present.moments import format_moment, format_relative_moment
 from halter.runtime.feed import Bus, FeedEvent, FeedGap, LiveUpdate
 from halter.runtime.runtime import Runtime
 

@@ -87,7 +87,8 @@ from halter.guard.approvals import PendingDecision
 from halter.operations import control, messages, queries
 from halter.operations.decisions import group_calls, waiting
 from halter.operations.queries import FactView, HotStateShown, WorkDone
-from halter.present.events import describe_event, format_hour, format_relative_moment
+from halter.present.bodies import describe_event
+from halter.present.moments import format_hour, format_relative_moment
 from halter.present.receipt import build_receipt_sheet
 from halter.present.sheet import Facts, Listing
 from halter.state.receipt import Receipt

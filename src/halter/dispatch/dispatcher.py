@@ -24,7 +24,7 @@ from halter.core.errors import LeaseLost
 from halter.core.events import AttendingFailed, SessionParked
 from halter.core.ids import SessionId, WorkerId
 from halter.core.ports import ALL_STREAMS, AgentConcurrency, Change, Draft, Lease, Query, Rows, Store, Ticket, Write
-from halter.core.rows import SessionRow, WorkerRow
+from halter.core.rows import SessionRow
 from halter.core.text import clean, shorten
 from halter.dispatch.heartbeat import (
     NO_IDLE_LIMITS,
@@ -36,6 +36,7 @@ from halter.dispatch.heartbeat import (
     halt_idle_session,
     pause_session,
 )
+from halter.dispatch.workers import WorkerRow
 from halter.guard.halts import Departures
 from halter.loop.session_runtime import (
     raise_if_cancelled,

@@ -18,13 +18,14 @@ from halter.core.errors import StoreError, StoreUnavailable
 from halter.core.events import GuardrailTriggered, SessionParked
 from halter.core.ids import AGENT_PREFIX, SessionId, WorkerId, session_stream
 from halter.core.ports import Draft, HeartbeatReply, Lease, Query, Rows, Store, Stored, Write, read_stream
-from halter.core.processes import LivenessWriter
-from halter.core.rows import SessionRow, StreamRow, WorkerInfo
+from halter.core.rows import SessionRow, StreamRow
+from halter.dispatch.workers import WorkerInfo
 from halter.guard.halts import cancel
 from halter.guard.ledger import Ledger
 from halter.loop.session_runtime import cancel_and_wait
 from halter.state import lifecycle
 from halter.state.session import InFlight, replay
+from halter.system.liveness import LivenessWriter
 
 HEARTBEAT_INTERVAL: Final = 5 * SECOND
 LEASE_POLLING_INTERVAL: Final = SECOND // 4

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from halter.core.processes import LIVENESS_BYTES, LivenessReading, read_liveness
+from halter.system.liveness import LIVENESS_BYTES, LivenessReading, read_liveness
 
 TICK_SECONDS: Final = 0.1
 MAX_SILENCE_SECONDS: Final = 1.2

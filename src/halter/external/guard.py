@@ -27,9 +27,10 @@ from halter.config.tool_names import check_named_tools, list_named_tools
 from halter.core.errors import ConfigError, HalterError, LeaseLost
 from halter.core.events import SessionStarted
 from halter.core.messages import Model
+from halter.core.options import reject_unknown_options, write_out_options
 from halter.core.ports import read_body
 from halter.core.rows import SessionRow, explain_newer_format
-from halter.core.text import decode_body, reject_unknown_options, write_out_options
+from halter.core.text import decode_body
 from halter.core.tools import ToolSpec
 from halter.external.effects import DecisionPending
 from halter.external.guard_summary import GuardSummary, make_receipts, summarize_agent

@@ -9,10 +9,11 @@ import msgspec
 from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, WorkerId
 from halter.core.ports import Lease, Query, offload_body
-from halter.core.rows import SessionRow, WorkerRow, explain_newer_format
+from halter.core.rows import SessionRow, explain_newer_format
 from halter.core.text import encode_body
 from halter.core.vocabulary import SessionKind
 from halter.dispatch.heartbeat import acquire_lease
+from halter.dispatch.workers import WorkerRow
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import run_shielded
 from halter.journal.store import JournalStore

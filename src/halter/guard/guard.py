@@ -6,7 +6,6 @@ from typing import Final
 from halter.core.clock import MINUTE, Clock
 from halter.core.messages import FileReader, Model
 from halter.core.ports import Lease, Store
-from halter.core.processes import LivenessWriter
 from halter.core.tools import Tool, Valid
 from halter.core.usage import PriceTable
 from halter.guard.answer_stream import StreamMask
@@ -21,6 +20,7 @@ from halter.guard.tool_door import ToolDoor
 from halter.redaction.redact import Redact
 from halter.redaction.secrets import Secrets
 from halter.state.session import InFlight
+from halter.system.liveness import LivenessWriter
 
 REDACTION_MARK: Final = "[redacted:"
 """Prefix of the mark that replaces a secret: arguments with it cannot be sent again."""

@@ -12,10 +12,11 @@ from halter.core.errors import StoreUnavailable
 from halter.core.events import AgentSwitched, HaltLifted, HaltRequested
 from halter.core.ids import FLEET, can_decide
 from halter.core.ports import Draft, Lease, Query, Rows, Store, Write
-from halter.core.processes import LivenessWriter, is_ending
 from halter.core.rows import AgentRow, HaltRow
 from halter.core.text import clean
 from halter.core.vocabulary import Outcome, R
+from halter.system.liveness import LivenessWriter
+from halter.system.processes import is_ending
 
 T = TypeVar("T")
 

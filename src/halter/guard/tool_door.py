@@ -23,7 +23,6 @@ from halter.core.errors import ToolError
 from halter.core.events import CallRefused, CallStarted, DecisionAsked, FilesGiven
 from halter.core.messages import FileReader, Text
 from halter.core.ports import BLOB_THRESHOLD, Committed, Draft, Lease, Rows, Store, Stored, Write, offload_body
-from halter.core.processes import MaskedPrints, PrintMask
 from halter.core.rows import AuditRow
 from halter.core.text import clean, decode_body, encode_body
 from halter.core.tools import EffectStatus, Failed, JournalEffect, Output, Permit, Tool, Unstoppable
@@ -49,6 +48,7 @@ from halter.guard.simulation import Simulated, Simulator, add_prediction, should
 from halter.redaction.redact import Redact
 from halter.redaction.secrets import GivenSecrets, Secrets
 from halter.state.session import InFlight, track_call
+from halter.system.prints import MaskedPrints, PrintMask
 
 NO_SECRETS: Final = GivenSecrets({})
 ADMITTED_BEFORE: Final = "This call was already admitted, and an intent allows one effect. Make a new call."

@@ -17,7 +17,6 @@ from halter.config.resolve import resolve_agent
 from halter.core.clock import HOUR, SECOND, read_monotonic
 from halter.core.errors import ConfigError, HalterError, LeaseLost
 from halter.core.events import CallStarted, SessionStarted
-from halter.core.folders import ProtectedEntry, ProtectedPaths
 from halter.core.ids import WorkerId, session_stream
 from halter.core.money import usd_to_micros
 from halter.core.ports import Lease, read_body, read_stream
@@ -51,6 +50,7 @@ from halter.runtime.assembly.assembled_agent import AssembledAgent
 from halter.runtime.assembly.protected_paths import list_protected_paths
 from halter.runtime.runtime import Runtime
 from halter.state.session import InFlight
+from halter.system.protected_paths import ProtectedEntry, ProtectedPaths
 
 MAX_RESULT_LENGTH: Final = 20_000
 """Maximum number of characters of a result in the journal."""

@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from halter.core.folders import ProtectedEntry, ProtectedPaths
 from halter.core.tools import (
     TOOLS_BY_FAMILY,
     Effect,
@@ -32,6 +31,7 @@ from halter.core.vocabulary import RiskLevel
 from halter.policy.order import find_strictest, is_covered
 from halter.risk.risk import assess_risk, only_reads
 from halter.spec.policy import ToolRule
+from halter.system.protected_paths import ProtectedEntry, ProtectedPaths
 from halter.tools.function_tool import canonical_json
 
 CWD: Final = "cwd"

@@ -33,7 +33,6 @@ from halter.core.ports import (
     Stored,
     Ticket,
 )
-from halter.core.processes import FORKING, ForkLock, let_fork_pass
 from halter.core.project.projection import EraseBodies
 from halter.core.rows import HoldRow, SessionRow, StreamRow
 from halter.core.vocabulary import Row, RowKey
@@ -58,6 +57,7 @@ from halter.journal.engine import (
     split_statements,
     to_fts5_query,
 )
+from halter.system.forks import FORKING, ForkLock, let_fork_pass
 
 PAGE_BYTES: Final = 2048
 """SQLite writes whole pages: with small ones, a single step writes half as much as with the default of 4096."""

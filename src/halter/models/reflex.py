@@ -23,9 +23,10 @@ import msgspec
 from halter.core.clock import parse_duration
 from halter.core.errors import ConfigError
 from halter.core.messages import Message, Prompt, Reply, Text, TextListener, ToolCall, ToolResult, bound_prompt_tokens
-from halter.core.text import Expression, clean, compile_expression, join_names, to_cel_value
+from halter.core.text import clean, join_names
 from halter.core.tools import Permit
 from halter.core.usage import ModelName, Usage
+from halter.expressions import Expression, compile_expression, to_cel_value
 from halter.models.scripted import LocateKey, split_validation_error
 
 REFLEX: Final = ModelName("reflex", "rules")

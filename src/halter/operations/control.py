@@ -12,9 +12,10 @@ from halter.core.events import SessionParked
 from halter.core.ids import SessionId, make_worker_id
 from halter.core.money import format_micros
 from halter.core.ports import Lease, Query
-from halter.core.rows import AgentRow, HaltRow, SessionRow, TriggerRow, WorkerRow
+from halter.core.rows import AgentRow, HaltRow, SessionRow, TriggerRow
 from halter.core.text import clean, suggest_nearest
 from halter.dispatch.heartbeat import end_unowned_session
+from halter.dispatch.workers import WorkerRow
 from halter.guard import halts
 from halter.operations.actor import (
     Actor,

@@ -10,7 +10,8 @@ from halter.core.clock import HOUR
 from halter.core.errors import NotDone
 from halter.core.events import ItemReleased
 from halter.core.ports import Query
-from halter.core.rows import ItemRow, TriggerRow, WorkerInfo, WorkerRow
+from halter.core.rows import ItemRow, TriggerRow
+from halter.dispatch.workers import WorkerInfo, WorkerRow
 from halter.operations.actor import Actor, Agent, Done, Name, Reason, TriggerName, fail_conflict, fail_invalid
 from halter.runtime.forecast import TriggerPlan, plan_triggers
 from halter.runtime.runtime import DEFAULT_LEASE_DURATION

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from halter.core.money import ZERO_USD, Usd
-from halter.core.rows import OutageRow, SessionRow, WorkerRow
+from halter.core.rows import OutageRow, SessionRow
 from halter.core.text import join_names
+from halter.dispatch.workers import WorkerRow
 from halter.operations.actor import Actor
 from halter.operations.fleet import WorkerView, plans, workers
 from halter.operations.money import read_fleet_day

@@ -13,7 +13,8 @@ from halter.operations import control, decisions, fleet, money, queries
 from halter.operations.actor import Actor, Limit, Name
 from halter.operations.status import FleetStatus, read_status
 from halter.present.decisions import render_prompt
-from halter.present.events import StyledLine, format_hour, summarize_event
+from halter.present.events import StyledLine, summarize_event
+from halter.present.moments import format_hour
 from halter.runtime.budgets import Budget
 from halter.runtime.needs import Need
 

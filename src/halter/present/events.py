@@ -1,7 +1,6 @@
 """Descriptions of events: one sentence for each kind, for `halter up`, `tail`, `show` and the dashboard."""
 
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -9,7 +8,6 @@ import msgspec
 from halter.core.clock import SECOND, format_duration
 from halter.core.events import (
     AgentSwitched,
-    AnyEvent,
     ApprovalGiven,
     ApproverPaired,
     ApproverRemoved,
@@ -26,13 +24,16 @@ from halter.core.events import (
     ContextGiven,
     CostCapReached,
     DecisionAsked,
+    DecisionEvent,
     DecisionMade,
     DecisionShown,
     DecisionWithdrawn,
     DocumentRead,
+    EffectEvent,
     FilesGiven,
     FindingEmitted,
     FindingReviewed,
+    FleetEvent,
     FleetPolicyAdopted,
     GuardrailTriggered,
     HaltLifted,
@@ -71,12 +72,14 @@ from halter.core.events import (
     RunStarted,
     SensorChanged,
     SessionEnded,
+    SessionEvent,
     SessionParked,
     SessionResumed,
     SessionStarted,
     SessionWoken,
     SignOnRefused,
     StoreAccepted,
+    TaskEvent,
     ToolPinned,
     TriggerEnded,
     TriggerEvent,
@@ -84,22 +87,20 @@ from halter.core.events import (
     TurnEnded,
     TurnSkipped,
     TurnStarted,
-    Unknown,
     WakePosted,
 )
 from halter.core.events.sessions import YieldRequest
 from halter.core.events.tasks import describe_verdict
-from halter.core.folders import AGENT_FILE_NAME
 from halter.core.ids import parse_session_id
-from halter.core.messages import Message, Reply, Text, ToolCall, ToolResult
-from halter.core.money import Charge, Leg, format_compared, format_micros, to_unit_amount
+from halter.core.money import Charge, Leg, Unit, format_compared, format_micros, to_unit_amount
 from halter.core.ports import Stored
 from halter.core.text import clean, decode_body, format_count, shorten
 from halter.core.usage import Usage
 from halter.core.vocabulary import SignOnRefusal
 from halter.guard.provenance_check import describe_flaw
-from halter.loop.decide import ASK_USER, YIELD
+from halter.present.moments import format_moment, format_relative_moment
 from halter.state.channel import hide_topic
+from halter.system.protected_paths import AGENT_FILE_NAME
 
 MAX_EVENT_TEXT: Final = 200
 PLAIN: Final = ""
@@ -118,23 +119,6 @@ class StyledLine(msgspec.Struct, frozen=True):
 def describe_review(review: str | None) -> str:
     """Describe the review of a finding; "not reviewed" without one."""
     return (review or "not_reviewed").replace("_", " ")
-
-
-def format_moment(at: int) -> str:
-    return _to_local(at).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def format_hour(at: int) -> str:
-    return _to_local(at).strftime("%H:%M:%S")
-
-
-def format_relative_moment(at: int, now: int) -> str:
-    """Format a moment, with its day if that is not today."""
-    return format_hour(at) if _to_local(at).date() == _to_local(now).date() else format_moment(at)
-
-
-def _to_local(at: int) -> datetime:
-    return datetime.fromtimestamp(at / SECOND, UTC).astimezone()
 
 
 class EventContext(msgspec.Struct, frozen=True):
@@ -159,53 +143,27 @@ def summarize_event(stored_event: Stored, context: EventContext = NO_CONTEXT) ->
 
 
 def _summarize(stored_event: Stored, context: EventContext) -> str | StyledLine:
-    event, text = stored_event.event, decode_body(stored_event.body or b"")
+    event, body = stored_event.event, stored_event.body or b""
+    if isinstance(event, SessionEvent):
+        return _summarize_session(event, stored_event, context)
+    if isinstance(event, EffectEvent):
+        return _summarize_effect(event)
+    if isinstance(event, DecisionEvent):
+        return _summarize_decision(event)
+    if isinstance(event, FleetEvent):
+        return _summarize_fleet(event)
+    if isinstance(event, TaskEvent):
+        return _summarize_task(event)
     if isinstance(event, ArtifactEvent):
-        return _summarize_artifact(event, stored_event.body or b"")
+        return _summarize_artifact(event, body)
     if isinstance(event, TriggerEvent):
         return _summarize_trigger(event, stored_event.at, context)
     if isinstance(event, ChannelEvent):
         return _summarize_channel(event)
-    match event:
-        case SessionStarted() | SessionWoken() | SessionParked() | SessionResumed() | SessionEnded() | WakePosted():
-            return _summarize_life(event, stored_event, text, context)
-        case TurnEnded() if text:
-            line = _summarize_turn(event, context.used, task="." in (parse_session_id(stored_event.stream) or ""))
-            return StyledLine(f"{line if isinstance(line, str) else line.text}. {text}", WARNING_STYLE)
-        case TurnStarted() | TurnEnded() | TurnSkipped() | MessageAdded() | ContextCut() | HotStateSeen():
-            return _summarize_turn(event, context.used, task="." in (parse_session_id(stored_event.stream) or ""))
-        case CallStarted() | CallSettled() | CallRefused() | RequestStarted() | RequestSettled() | RequestRefused():
-            return _summarize_work(event)
-        case DecisionAsked() | DecisionMade() | DecisionWithdrawn() | RuleMade() | RuleEnded() | ToolPinned():
-            return _summarize_decision(event)
-        case ApprovalGiven():
-            return f"{event.by} approves {event.decision}; another approver is needed{_because(event.reason)}"
-        case CostCapReached() | OverrunIncurred() | CapChanged():
-            return _summarize_money(event)
-        case HoldMade():
-            amount = max([leg.amount for leg in event.legs if leg.unit == "usd"], default=0)
-            return f"{format_micros(amount)} is held for {event.name} until a person decides"
-        case HoldReleased():
-            return f"for {event.hold}"
-        case GuardrailTriggered() | SensorChanged() | AttendingFailed():
-            return _summarize_trouble(event, parse_session_id(stored_event.stream) or "")
-        case PhaseEntered() | ContextGiven() | HistoryGiven() | DocumentRead() | JudgesChosen() | MessageRouted():
-            return _summarize_task(event)
-        case FilesGiven():
-            return f"files came with {f'the result of {event.call}' if event.call else 'the next message'}"
-        case HaltRequested() | HaltLifted() | AgentSwitched() | FleetPolicyAdopted() | BodiesErased() | StoreAccepted():
-            return _summarize_control(event)
-        case PricesChanged():
-            return _summarize_prices(event)
-        case PersonSignedOn() | SignOnRefused():
-            return _summarize_sign_on(event)
-        case Unknown():
-            return decode_body(event.facts)
+    return decode_body(event.facts)
 
 
-def _summarize_task(
-    event: PhaseEntered | ContextGiven | HistoryGiven | DocumentRead | JudgesChosen | MessageRouted,
-) -> str | StyledLine:
+def _summarize_task(event: TaskEvent) -> str | StyledLine:
     match event:
         case PhaseEntered():
             return f"enters {event.phase}"
@@ -221,9 +179,9 @@ def _summarize_task(
             has_fewer = event.chosen < event.wanted
             judges = format_count(event.wanted, "judge")
             text = f"{f'{event.chosen} of ' if has_fewer else ''}{judges} for {format_count(event.items, 'finding')}"
-            return StyledLine(f"{text}{_because(event.sentence)}", WARNING_STYLE if has_fewer else PLAIN)
+            return StyledLine(f"{text}{append_reason(event.sentence)}", WARNING_STYLE if has_fewer else PLAIN)
         case MessageRouted():
-            return f"is routed as {event.strategy or event.route}{_because(event.why)}"
+            return f"is routed as {event.strategy or event.route}{append_reason(event.why)}"
 
 
 def _summarize_artifact(event: ArtifactEvent, body: bytes) -> str | StyledLine:
@@ -231,7 +189,7 @@ def _summarize_artifact(event: ArtifactEvent, body: bytes) -> str | StyledLine:
         case FindingEmitted():
             document = f" in {event.name}" if event.name else ""
             support = "" if event.support == "supported" else f", {event.support}"
-            text = f"finds ({event.severity}{support}){document}: {_read_content(body).heading or event.finding}"
+            text = f"finds ({event.severity}{support}){document}: {parse_content(body).heading or event.finding}"
             return StyledLine(text, WARNING_STYLE if event.severity in URGENT_SEVERITIES else PLAIN)
         case FindingReviewed(verdict="released"):
             return f"{event.finding} is released by its review"
@@ -240,14 +198,14 @@ def _summarize_artifact(event: ArtifactEvent, body: bytes) -> str | StyledLine:
         case FindingReviewed():
             return StyledLine(f"{event.finding} was not reviewed", WARNING_STYLE)
         case MemoryProposed():
-            return f"proposes the memory {event.memory}{_because(decode_body(body))}"
+            return f"proposes the memory {event.memory}{append_reason(decode_body(body))}"
         case PrecedentProposed():
-            return f"proposes the precedent {event.precedent} ({event.kind}){_because(decode_body(body))}"
+            return f"proposes the precedent {event.precedent} ({event.kind}){append_reason(decode_body(body))}"
         case ProposalDecided():
             verdict = describe_verdict(event.status)
-            return f"{event.by} {verdict} the {event.about} {event.proposal}{_because(event.reason)}"
+            return f"{event.by} {verdict} the {event.about} {event.proposal}{append_reason(event.reason)}"
         case NotificationQueued():
-            return f"sends {event.notification} over {event.channel}{_because(_read_content(body).heading)}"
+            return f"sends {event.notification} over {event.channel}{append_reason(parse_content(body).heading)}"
         case NotificationSent():
             return f"sent {event.notification}"
         case NotificationFailed():
@@ -267,7 +225,7 @@ def _summarize_channel(event: ChannelEvent) -> str:
             account = hide_topic(event.channel, event.account)
             return f"{event.name} ({event.role}) was paired as {account} by {event.by}"
         case ApproverRemoved():
-            return f"{event.name} was removed by {event.by}{_because(event.reason)}"
+            return f"{event.name} was removed by {event.by}{append_reason(event.reason)}"
         case DecisionShown():
             return f"shows {event.decision}{', cut' if event.cut else ''} in {hide_topic(event.channel, event.place)}"
         case MessageClosed():
@@ -282,19 +240,19 @@ def _summarize_trigger(event: TriggerEvent, now: int, context: EventContext) -> 
             origin = f"defined in {event.by}" if event.by == AGENT_FILE_NAME else f"created by {event.by}"
             return f"is a new {event.type}, {origin}"
         case TriggerEnded():
-            return f"was ended by {event.by}{_because(event.reason)}"
+            return f"was ended by {event.by}{append_reason(event.reason)}"
         case RunStarted():
             item = f" for {context.document(event.item)}" if event.item else ""
             attempt_text = f", attempt {event.attempt}" if event.attempt > 1 else ""
             return f"starts {event.session}{item}, by {event.by or event.cause}{attempt_text}"
         case RunSkipped():
             times = f" {format_count(event.count, 'time')}" if event.count > 1 else ""
-            return StyledLine(f"does not run{times} ({event.why}){_because(event.sentence)}", WARNING_STYLE)
+            return StyledLine(f"does not run{times} ({event.why}){append_reason(event.sentence)}", WARNING_STYLE)
         case RunQueued():
             return "waits for the previous run"
         case RunsDelayed():
             until_text = f" until {format_relative_moment(event.until, now)}" if event.until is not None else ""
-            text = f"keeps {event.waiting} waiting{until_text} ({event.why}){_because(event.sentence)}"
+            text = f"keeps {event.waiting} waiting{until_text} ({event.why}){append_reason(event.sentence)}"
             return StyledLine(text, WARNING_STYLE)
         case ItemSeen():
             return f"finds {event.name}{' (ignored)' if event.ignored else ''}"
@@ -306,12 +264,8 @@ def _summarize_trigger(event: TriggerEvent, now: int, context: EventContext) -> 
             return f"{context.document(event.item)} is retried for {event.by}"
 
 
-def _summarize_life(
-    event: SessionStarted | SessionWoken | SessionParked | SessionResumed | SessionEnded | WakePosted,
-    stored_event: Stored,
-    text: str,
-    context: EventContext,
-) -> str | StyledLine:
+def _summarize_session(event: SessionEvent, stored_event: Stored, context: EventContext) -> str | StyledLine:
+    session, text = parse_session_id(stored_event.stream) or "", decode_body(stored_event.body or b"")
     match event:
         case SessionStarted():
             predecessor = f", after {event.follows}: {event.because}" if event.follows else ""
@@ -328,6 +282,40 @@ def _summarize_life(
             return f"is resumed by {event.by}"
         case SessionEnded():
             return f"ended: {event.state}, {event.terminal_reason}"
+        case WakePosted():
+            return _summarize_wake(event, text)
+        case TurnStarted():
+            return f"turn {event.turn} begins"
+        case TurnEnded():
+            return _summarize_turn_end(event, text, context.used, task="." in session)
+        case TurnSkipped():
+            in_a_row = f", {event.skips} in a row" if event.skips > 1 else ""
+            return f"skips a turn{in_a_row}{context.used}{append_reason(event.sentence)}"
+        case MessageAdded():
+            return f"to the model, because of {event.reason}"
+        case ContextCut():
+            return f"messages before {event.through} are left out ({event.strategy})"
+        case HotStateSeen():
+            return f"by turn {event.turn}"
+        case GuardrailTriggered(guardrail="model_rate"):
+            return event.sentence
+        case GuardrailTriggered():
+            until_text = f" until {format_moment(event.until)}" if event.until is not None else ""
+            return StyledLine(f"limit {event.guardrail}{until_text}: {event.sentence}", WARNING_STYLE)
+        case SensorChanged(health="failing"):
+            return StyledLine(f"sensor {event.sensor} failing: {event.sentence}", WARNING_STYLE)
+        case SensorChanged():
+            return f"sensor {event.sensor} ok"
+        case AttendingFailed(quarantined=True):
+            times = format_count(event.failures, "time")
+            text = f"stopped after failing {times}; restart with halter on {_agent(session)}: {event.error}"
+            return StyledLine(text, URGENT_STYLE)
+        case AttendingFailed():
+            return StyledLine(f"failed; retrying: {event.error}", WARNING_STYLE)
+
+
+def _summarize_wake(event: WakePosted, text: str) -> str | StyledLine:
+    match event:
         case WakePosted(notifies=True, origin="person"):
             return f"message: {text or event.sender}"
         case WakePosted(notifies=True):
@@ -336,7 +324,7 @@ def _summarize_life(
             return f"{event.name} of {event.sender}" if event.name != event.sender else f"{event.name} fires"
         case WakePosted(cause="message"):
             return f"message from {event.sender}"
-        case WakePosted():
+        case _:
             return f"{event.cause} {event.name} from {event.sender} ({event.origin})"
 
 
@@ -369,26 +357,12 @@ def _agent(session: str) -> str:
     return session.rpartition("-")[0].partition(".")[0]
 
 
-def _summarize_turn(
-    event: TurnStarted | TurnEnded | TurnSkipped | MessageAdded | ContextCut | HotStateSeen, used: str, *, task: bool
-) -> str | StyledLine:
-    match event:
-        case TurnStarted():
-            return f"turn {event.turn} begins"
-        case TurnEnded():
-            reason = _describe_yield(event.yielded) if event.yielded else _describe_turn_end(event, task=task)
-            return StyledLine(
-                f"turn {event.turn} ends{used}{_because(reason)}", WARNING_STYLE if event.sentence else PLAIN
-            )
-        case TurnSkipped():
-            in_a_row = f", {event.skips} in a row" if event.skips > 1 else ""
-            return f"skips a turn{in_a_row}{used}{_because(event.sentence)}"
-        case MessageAdded():
-            return f"to the model, because of {event.reason}"
-        case ContextCut():
-            return f"messages before {event.through} are left out ({event.strategy})"
-        case HotStateSeen():
-            return f"by turn {event.turn}"
+def _summarize_turn_end(event: TurnEnded, links: str, used: str, *, task: bool) -> StyledLine:
+    reason = _describe_yield(event.yielded) if event.yielded else _describe_turn_end(event, task=task)
+    text = f"turn {event.turn} ends{used}{append_reason(reason)}"
+    if links:
+        return StyledLine(f"{text}. {links}", WARNING_STYLE)
+    return StyledLine(text, WARNING_STYLE if event.sentence else PLAIN)
 
 
 def _describe_yield(yielded: YieldRequest) -> str:
@@ -413,16 +387,14 @@ def _describe_turn_end(event: TurnEnded, *, task: bool) -> str:
             return f"{event.why}. {event.sentence}".strip()
 
 
-def _summarize_work(
-    event: CallStarted | CallSettled | CallRefused | RequestStarted | RequestSettled | RequestRefused,
-) -> str | StyledLine:
+def _summarize_effect(event: EffectEvent) -> str | StyledLine:
     match event:
         case CallStarted():
             by = f", approved by {event.decided_by}" if event.decided_by else ""
             return f"{event.tool} {event.level} {event.risk or ''}{_format_holds(event.legs)}{by}{_flaws(event)}"
         case CallSettled():
             took = format_duration(event.duration_ms * 1000)
-            return f"{event.call} {event.outcome} in {took}{_cost(Charge(event.cost_micros))} {event.error}"
+            return f"{event.call} {event.outcome} in {took}{format_charge(Charge(event.cost_micros))} {event.error}"
         case CallRefused(staged=True):
             question = "; ".join(describe_flaw(flaw) for flaw in event.flaws)
             return f"{event.tool} waits for approval, together with similar calls of its turn ({question})"
@@ -433,20 +405,33 @@ def _summarize_work(
         case RequestStarted():
             return f"{event.model} for {event.purpose}{_format_holds(event.legs)}"
         case RequestSettled(usage=Usage(unpriced=unpriced)) if unpriced:
-            return StyledLine(
-                f"{event.request} {event.outcome}{_cost(event.charge)}: the provider reported `{unpriced}`, which has"
-                " no known price, so at least what was held is charged",
-                WARNING_STYLE,
-            )
+            reported = f"the provider reported `{unpriced}`, which has no known price"
+            text = f"{event.request} {event.outcome}{format_charge(event.charge)}: {reported}"
+            return StyledLine(f"{text}, so at least what was held is charged", WARNING_STYLE)
         case RequestSettled(outcome="ok"):
-            return f"{event.request} ok{_cost(event.charge)}"
+            return f"{event.request} ok{format_charge(event.charge)}"
         case RequestSettled():
             assumption = ASSUMED_COST if event.charge and event.charge.usd and event.usage is None else ""
             reason = event.error or event.outcome
-            return StyledLine(f"model request failed{_cost(event.charge)}{assumption}: {reason}", WARNING_STYLE)
+            return StyledLine(f"model request failed{format_charge(event.charge)}{assumption}: {reason}", WARNING_STYLE)
         case RequestRefused():
             text = f"request to {event.model} was refused ({event.outcome}): {event.sentence}"
             return StyledLine(text, WARNING_STYLE)
+        case FilesGiven():
+            return f"files came with {f'the result of {event.call}' if event.call else 'the next message'}"
+        case HoldMade():
+            amount = max([leg.amount for leg in event.legs if leg.unit == "usd"], default=0)
+            return f"{format_micros(amount)} is held for {event.name} until a person decides"
+        case HoldReleased():
+            return f"for {event.hold}"
+        case CostCapReached():
+            amounts = (to_unit_amount(number, event.unit) for number in (event.amount, event.cap))
+            cost_text, cap_text = format_compared(event.unit, *amounts)
+            text = f"{event.name} may cost {cost_text}; the cap of {_format_account(event)} is {cap_text}"
+            return StyledLine(text, WARNING_STYLE)
+        case OverrunIncurred():
+            amount_text = _format_unit(event.amount, event.unit)
+            return StyledLine(f"{amount_text} above the cap of {_format_account(event)}", WARNING_STYLE)
 
 
 def _flaws(event: CallStarted) -> str:
@@ -456,86 +441,65 @@ def _flaws(event: CallStarted) -> str:
     return f"; would have needed approval: {'; '.join(map(describe_flaw, event.flaws))}"
 
 
-def _summarize_decision(
-    event: DecisionAsked | DecisionMade | DecisionWithdrawn | RuleMade | RuleEnded | ToolPinned,
-) -> str | StyledLine:
+def _summarize_decision(event: DecisionEvent) -> str | StyledLine:
     match event:
         case DecisionAsked():
             cap = " --cap AMOUNT" if event.about == "cap_raise" else ""
             text = f"halter approve {event.decision}{cap} ({event.about} of {event.name})"
             return StyledLine(text, URGENT_STYLE)
+        case ApprovalGiven():
+            return f"{event.by} approves {event.decision}; another approver is needed{append_reason(event.reason)}"
         case DecisionMade():
-            return f"{event.people} says {event.verdict} to {event.decision}{_because(event.reason)}"
+            return f"{event.people} says {event.verdict} to {event.decision}{append_reason(event.reason)}"
         case DecisionWithdrawn():
-            return f"{event.decision}{_because(event.why)}"
+            return f"{event.decision}{append_reason(event.why)}"
         case RuleMade():
             return f"{event.rule}: {event.tool} in {event.scope} {event.owner}, by {event.by}"
         case RuleEnded():
-            return f"{event.rule}, by {event.by}{_because(event.reason)}"
+            return f"{event.rule}, by {event.by}{append_reason(event.reason)}"
         case ToolPinned():
             return f"{event.tool} of {event.agent}, by {event.by}"
 
 
-def _summarize_money(event: CostCapReached | OverrunIncurred | CapChanged) -> str | StyledLine:
-    where = f"{event.scope} {event.window}".strip()
-
-    def amount(number: int) -> str:
-        return format_micros(number) if event.unit == "usd" else f"{number:,} tokens"
-
-    match event:
-        case CostCapReached():
-            amounts = (to_unit_amount(number, event.unit) for number in (event.amount, event.cap))
-            cost_text, cap_text = format_compared(event.unit, *amounts)
-            text = f"{event.name} may cost {cost_text}; the cap of {where} is {cap_text}"
-            return StyledLine(text, WARNING_STYLE)
-        case OverrunIncurred():
-            return StyledLine(f"{amount(event.amount)} above the cap of {where}", WARNING_STYLE)
-        case CapChanged():
-            cap = "no cap" if event.cap is None else amount(event.cap)
-            return f"{where} has {cap}, by {event.by}{_because(event.reason)}"
+def _format_account(account: CostCapReached | OverrunIncurred | CapChanged) -> str:
+    return f"{account.scope} {account.window}".strip()
 
 
-def _summarize_trouble(event: GuardrailTriggered | SensorChanged | AttendingFailed, session: str) -> str | StyledLine:
-    match event:
-        case GuardrailTriggered(guardrail="model_rate"):
-            return event.sentence
-        case GuardrailTriggered():
-            until_text = f" until {format_moment(event.until)}" if event.until is not None else ""
-            return StyledLine(f"limit {event.guardrail}{until_text}: {event.sentence}", WARNING_STYLE)
-        case SensorChanged(health="failing"):
-            return StyledLine(f"sensor {event.sensor} failing: {event.sentence}", WARNING_STYLE)
-        case SensorChanged():
-            return f"sensor {event.sensor} ok"
-        case AttendingFailed(quarantined=True):
-            times = format_count(event.failures, "time")
-            text = f"stopped after failing {times}; restart with halter on {_agent(session)}: {event.error}"
-            return StyledLine(text, URGENT_STYLE)
-        case AttendingFailed():
-            return StyledLine(f"failed; retrying: {event.error}", WARNING_STYLE)
+def _format_unit(amount: int, unit: Unit) -> str:
+    return format_micros(amount) if unit == "usd" else f"{amount:,} tokens"
 
 
-def _summarize_control(
-    event: HaltRequested | HaltLifted | AgentSwitched | FleetPolicyAdopted | BodiesErased | StoreAccepted,
-) -> str:
+def _summarize_fleet(event: FleetEvent) -> str | StyledLine:
     match event:
         case HaltRequested():
-            return f"{event.scope}{' permanently' if event.cancels else ''}, by {event.by}{_because(event.reason)}"
+            return f"{event.scope}{' permanently' if event.cancels else ''}, by {event.by}{append_reason(event.reason)}"
         case HaltLifted():
-            return f"{event.scope}, by {event.by}{_because(event.reason)}"
+            return f"{event.scope}, by {event.by}{append_reason(event.reason)}"
         case AgentSwitched():
-            return f"{event.agent} {'on' if event.on else 'off'}, by {event.by}{_because(event.reason)}"
+            return f"{event.agent} {'on' if event.on else 'off'}, by {event.by}{append_reason(event.reason)}"
         case FleetPolicyAdopted():
             looser = f", looser in {', '.join(event.loosens)}" if event.loosens else ""
-            return f"{event.digest[:12]}{looser}, by {event.by}{_because(event.reason)}"
+            return f"{event.digest[:12]}{looser}, by {event.by}{append_reason(event.reason)}"
         case BodiesErased():
-            return f"{event.stream} up to {event.through}, by {event.by}{_because(event.reason)}"
+            return f"{event.stream} up to {event.through}, by {event.by}{append_reason(event.reason)}"
         case StoreAccepted():
-            return f"by {event.by}{_because(event.reason)}. {event.lacks}"
+            return f"by {event.by}{append_reason(event.reason)}. {event.lacks}"
+        case CapChanged():
+            cap = "no cap" if event.cap is None else _format_unit(event.cap, event.unit)
+            return f"{_format_account(event)} has {cap}, by {event.by}{append_reason(event.reason)}"
+        case PricesChanged():
+            return _summarize_prices(event)
+        case PersonSignedOn():
+            agents = f", for {', '.join(event.agents)}" if event.agents else ""
+            return f"{event.name} signs on by {event.via} ({event.role}{agents})"
+        case SignOnRefused():
+            account = f"{event.account}, " if event.account else ""
+            return StyledLine(f"rejected by {event.via}: {account}{SIGN_ON_REFUSALS[event.why]}", WARNING_STYLE)
 
 
 def _summarize_prices(event: PricesChanged) -> str:
     if event.accepted:
-        return f"{event.digest[:12]} accepted as it is, by {event.by}{_because(event.reason)}"
+        return f"{event.digest[:12]} accepted as it is, by {event.by}{append_reason(event.reason)}"
     counts = (
         format_count(event.added_count, "new model"),
         f"{event.raised_count} raised",
@@ -552,14 +516,6 @@ SIGN_ON_REFUSALS: Final[Mapping[SignOnRefusal, str]] = {
 }
 
 
-def _summarize_sign_on(event: PersonSignedOn | SignOnRefused) -> str | StyledLine:
-    if isinstance(event, SignOnRefused):
-        account = f"{event.account}, " if event.account else ""
-        return StyledLine(f"rejected by {event.via}: {account}{SIGN_ON_REFUSALS[event.why]}", WARNING_STYLE)
-    agents = f", for {', '.join(event.agents)}" if event.agents else ""
-    return f"{event.name} signs on by {event.via} ({event.role}{agents})"
-
-
 def _format_holds(legs: tuple[Leg, ...]) -> str:
     limit = max((leg.amount for leg in legs if leg.unit == "usd"), default=0)
     return f", {format_micros(limit)} held" if limit else ""
@@ -569,11 +525,11 @@ ASSUMED_COST: Final = " (possibly billed, so the whole hold is charged)"
 """A note about a request that was sent and whose cost the provider did not report."""
 
 
-def _cost(charge: Charge | None) -> str:
+def format_charge(charge: Charge | None) -> str:
     return f", {format_micros(charge.usd)}" if charge and charge.usd else ""
 
 
-def _because(reason: str) -> str:
+def append_reason(reason: str) -> str:
     return f": {reason}" if reason else ""
 
 
@@ -590,208 +546,8 @@ class _Content(msgspec.Struct, frozen=True):
         return self.title or self.subject
 
 
-def _read_content(body: bytes) -> _Content:
+def parse_content(body: bytes) -> _Content:
     try:
         return msgspec.json.decode(body, type=_Content)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return _Content()
-
-
-def describe_event(event: AnyEvent | Unknown, body: bytes) -> str:
-    """Render the body of an event: the text and calls of messages and replies, the parts of findings and notices."""
-    try:
-        match event:
-            case TurnStarted():
-                return _parts(msgspec.json.decode(body, type=Message).parts)
-            case FilesGiven():
-                return _parts(msgspec.json.decode(body, type=list[Text]))
-            case HistoryGiven():
-                messages = msgspec.json.decode(body, type=list[Message])
-                return "\n".join(text for message in messages if (text := _parts(message.parts)))
-            case RequestSettled(outcome="ok"):
-                return _parts(msgspec.json.decode(body, type=Reply).parts)
-            case RequestStarted():
-                return ""
-            case FindingEmitted() | NotificationQueued():
-                content = _read_content(body)
-                parts = (content.heading, content.text, f'"{content.quote}"' if content.quote else "")
-                return "\n".join(part for part in parts if part) or decode_body(body)
-            case _:
-                return decode_body(body)
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return decode_body(body)
-
-
-def describe_stored_event(stored_event: Stored) -> str:
-    if stored_event.erased:
-        return "(erased)"
-    if stored_event.blob:
-        return f"(blob {stored_event.blob[:12]}…)"
-    return describe_event(stored_event.event, stored_event.body or b"")
-
-
-MAX_ENTRY_LENGTH: Final = 2000
-"""Maximum number of characters of one text in a conversation."""
-
-
-def build_conversation(events: Sequence[Stored]) -> list[tuple[str, str]]:
-    """Render a session as a conversation: the model's input and answers, and each call with its outcome."""
-    settlement_by_call = {each.event.call: each for each in events if isinstance(each.event, CallSettled)}
-    lines: list[tuple[str, str]] = []
-    last_day = ""
-    for stored_event in events:
-        speaker, text = _render_entry(stored_event, settlement_by_call)
-        if not text:
-            continue
-        day, _, hour = format_moment(stored_event.at).partition(" ")
-        if day != last_day:
-            last_day = day
-            lines.append(("date", day))
-        lines.append((hour, f"{speaker}: {text}"))
-    return lines
-
-
-def _render_entry(stored_event: Stored, settled: Mapping[str, Stored]) -> tuple[str, str]:
-    event = stored_event.event
-    match event:
-        case TurnStarted():
-            return "asked", shorten(describe_stored_event(stored_event), MAX_ENTRY_LENGTH)
-        case RequestSettled(outcome="ok"):
-            return "answer", shorten(_read_reply_text(stored_event), MAX_ENTRY_LENGTH)
-        case CallStarted():
-            return f"call {event.tool}", _pair(describe_stored_event(stored_event), settled.get(event.call))
-        case CallRefused():
-            arguments = shorten(describe_stored_event(stored_event), MAX_ENTRY_LENGTH)
-            return f"call {event.tool}", f"{arguments}\n→ {event.outcome}: {event.sentence}".lstrip()
-        case DecisionAsked() | DecisionMade() | CostCapReached() | GuardrailTriggered() | SessionEnded():
-            return stored_event.kind.replace("_", " "), summarize_event(stored_event).text
-        case _:
-            return "", ""
-
-
-def _read_reply_text(stored_event: Stored) -> str:
-    """Return the text of a reply; its calls are shown where they start."""
-    if stored_event.erased or stored_event.blob:
-        return describe_stored_event(stored_event)
-    try:
-        return msgspec.json.decode(stored_event.body or b"", type=Reply).text
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return describe_stored_event(stored_event)
-
-
-def _pair(arguments: str, end: Stored | None) -> str:
-    call_text = shorten(arguments, MAX_ENTRY_LENGTH)
-    if end is None or not isinstance(end.event, CallSettled):
-        return f"{call_text}\n→ running, or outcome unknown".lstrip()
-    outcome = f"{end.event.outcome}{_cost(end.event.charge)}"
-    text = end.event.error or describe_stored_event(end)
-    return f"{call_text}\n→ {outcome}{_because(shorten(text, MAX_ENTRY_LENGTH))}".lstrip()
-
-
-def _parts(parts: Sequence[Text | ToolCall | ToolResult]) -> str:
-    texts = [f"{part.tool} {part.arguments}" if isinstance(part, ToolCall) else part.text for part in parts]
-    return "\n".join(text for text in texts if text)
-
-
-class EventLines:
-    """The lines of `halter up`: the events worth showing, in the context of earlier events."""
-
-    def __init__(self) -> None:
-        self._spent: dict[str, int] = {}
-        self._calls: dict[str, int] = {}
-        self._questions: dict[str, str] = {}
-        self._documents: dict[str, str] = {}
-        self._widest = 0
-
-    def line(self, stored_event: Stored) -> StyledLine | None:
-        """Render an event as one line; None if it is not worth showing."""
-        session = parse_session_id(stored_event.stream) or ""
-        self._note(session, stored_event)
-        if not _is_notable(stored_event.event):
-            return None
-        used, question = "", ""
-        if isinstance(stored_event.event, TurnEnded | TurnSkipped):
-            calls, spent_micros = self._calls.pop(session, 0), self._spent.pop(session, 0)
-            counts = [format_count(calls, "call")] if calls else []
-            used = "".join(f", {part}" for part in (*counts, format_micros(spent_micros)))
-        if isinstance(stored_event.event, SessionParked) and stored_event.event.state == "WAITING_FOR_INPUT":
-            question = self._questions.pop(session, "")
-        line = summarize_event(stored_event, EventContext(self._documents, used, question))
-        text = f"Needs you: {line.text}" if line.style == URGENT_STYLE else line.text
-        return StyledLine(
-            self.format_line(stored_event.at, session or stored_event.stream.removeprefix("trigger:"), text), line.style
-        )
-
-    def format_line(self, at: int, name: str, text: str) -> str:
-        self._widest = max(self._widest, len(name))
-        return f"{format_hour(at)} {name:<{self._widest}} {shorten(' '.join(clean(text).split()), MAX_EVENT_TEXT)}"
-
-    def _note(self, session: str, stored_event: Stored) -> None:
-        match stored_event.event:
-            case ItemSeen() as event:
-                self._documents[event.item] = event.name
-            case CallStarted() as event:
-                self._calls[session] = self._calls.get(session, 0) + (event.tool != YIELD)
-            case CallSettled() as event:
-                self._spent[session] = self._spent.get(session, 0) + event.cost_micros
-            case RequestSettled() as event:
-                if event.charge:
-                    self._spent[session] = self._spent.get(session, 0) + event.charge.usd
-                if event.outcome == "ok":
-                    self._questions[session] = _find_question(stored_event.body or b"")
-            case _:
-                pass
-
-
-def _is_notable(event: AnyEvent | Unknown) -> bool:
-    match event:
-        case ItemSeen():
-            return not event.ignored
-        case RequestSettled():
-            return event.outcome != "ok" or bool(event.usage and event.usage.unpriced)
-        case SessionParked():
-            return event.state in {"SLEEPING", "PAUSED", "WAITING_FOR_INPUT"}
-        case WakePosted():
-            return event.notifies or event.cause in {"signal", "message"}
-        case _:
-            return isinstance(event, _NotableEvent)
-
-
-_NotableEvent = (
-    ArtifactEvent
-    | TriggerEvent
-    | PhaseEntered
-    | ContextGiven
-    | HistoryGiven
-    | DocumentRead
-    | JudgesChosen
-    | MessageRouted
-    | CallRefused
-    | RequestRefused
-    | TurnStarted
-    | TurnEnded
-    | TurnSkipped
-    | SessionWoken
-    | SessionEnded
-    | SessionResumed
-    | GuardrailTriggered
-    | SensorChanged
-    | AttendingFailed
-    | DecisionAsked
-    | DecisionMade
-    | CostCapReached
-    | OverrunIncurred
-)
-
-
-class _QuestionArguments(msgspec.Struct, frozen=True):
-    question: str = ""
-
-
-def _find_question(body: bytes) -> str:
-    try:
-        parts = msgspec.json.decode(body, type=Reply).parts
-        questions = [part.arguments for part in parts if isinstance(part, ToolCall) and part.tool == ASK_USER]
-        return msgspec.json.decode(questions[-1], type=_QuestionArguments).question if questions else ""
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return ""

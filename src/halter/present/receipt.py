@@ -8,7 +8,8 @@ from typing import Final
 from halter.core.clock import format_duration
 from halter.core.money import ZERO_USD, format_unit_amount, format_usd
 from halter.core.text import format_count
-from halter.present.events import describe_review, format_moment
+from halter.present.events import describe_review
+from halter.present.moments import format_moment
 from halter.present.sheet import Facts, Listing, Sheet
 from halter.state.receipt import Decision, Receipt, ReceiptLine
 

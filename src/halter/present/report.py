@@ -9,7 +9,7 @@ from halter.core.text import describe_need_count, format_count
 from halter.operations.fleet import Health, WorkerView
 from halter.operations.report import AgentReport, Report
 from halter.operations.status import AgentPlace, AgentStatus, FleetStatus, describe_unhealthy
-from halter.present.events import format_moment
+from halter.present.moments import format_moment
 from halter.present.receipt import format_purposes
 from halter.present.sheet import Facts, Listing, Sheet
 from halter.present.tables import build_need_facts

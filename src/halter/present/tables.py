@@ -11,7 +11,8 @@ from halter.core.rows import RuleRow, SessionRow
 from halter.core.text import describe_need_count, escape_hidden, format_count, to_one_line
 from halter.guard.approvals import PendingDecision, decode_rule
 from halter.present.decisions import describe_matcher, render_prompt
-from halter.present.events import describe_review, format_moment, format_relative_moment
+from halter.present.events import describe_review
+from halter.present.moments import format_moment, format_relative_moment
 from halter.present.sheet import Facts, Listing, Sheet
 from halter.state.audit import AuditEntry, describe_starter
 

@@ -38,8 +38,9 @@ from halter.core.errors import ConfigError
 from halter.core.ids import SessionId, make_worker_id
 from halter.core.messages import Message, Model, StreamChunk
 from halter.core.money import DOLLAR, micros_to_usd
+from halter.core.options import reject_unknown_options, write_out_options
 from halter.core.renamed import RenamedAttribute
-from halter.core.text import join_names, reject_unknown_options, write_out_options
+from halter.core.text import join_names
 from halter.core.tools import Tool, ToolServer
 from halter.core.vocabulary import SessionKind, State
 from halter.settings import Settings, find_home, read_settings

@@ -17,13 +17,13 @@ import msgspec
 
 from halter.core.errors import ConfigError
 from halter.core.events import FilesGiven
-from halter.core.folders import FileEntry, FileRefusal, allow_all
 from halter.core.messages import AUDIO_PREFIX, Message, Text
 from halter.core.ports import Chunk, Draft, Extracted, FoundChunk, Store, UnreadableFile, offload_body
 from halter.core.text import to_one_line
 from halter.core.tools import OFFICE_TYPES, Failed, File
 from halter.redaction.redact import Redact, mask_message
 from halter.spec.tasks import Collection
+from halter.system.folders import FileEntry, FileRefusal, allow_all
 from halter.tasks.retrieve import DocumentRef
 from halter.tasks.review import is_quote_supported
 from halter.tasks.task_tools import Finding, QuotedDocument

@@ -25,20 +25,11 @@ from halter.core.events.effects import CallStarted
 from halter.core.messages import Reply
 from halter.core.money import BudgetRow, Usd, format_exact_micros, micros_to_usd, usd_to_micros
 from halter.core.ports import Query, Store
-from halter.core.rows import (
-    AgentRow,
-    HaltRow,
-    ItemRow,
-    NotificationRow,
-    OutageRow,
-    SessionRow,
-    TriggerRow,
-    WorkerInfo,
-    WorkerRow,
-)
+from halter.core.rows import AgentRow, HaltRow, ItemRow, NotificationRow, OutageRow, SessionRow, TriggerRow
 from halter.core.text import decode_body, escape_hidden, shorten, to_one_line
 from halter.core.tools import SERVER_SEPARATOR
 from halter.core.vocabulary import DecisionKind
+from halter.dispatch.workers import WorkerInfo, WorkerRow
 from halter.guard.approvals import PendingDecision, list_pending_decisions
 from halter.loop.decide import ASK_USER
 from halter.runtime.budgets import read_current_budgets

@@ -24,10 +24,8 @@ from halter.config.policy import (
 from halter.core.clock import MINUTE, SECOND, Clock, SystemClock
 from halter.core.errors import ConfigError, StoreError, StoreUnusable
 from halter.core.events import FleetPolicyAdopted, PricesChanged, StoreAccepted
-from halter.core.folders import WritableFolders
 from halter.core.ids import FLEET, Digest, Ids, SortableIds, can_decide
 from halter.core.ports import Draft, Query, Rows, Store, Write
-from halter.core.processes import LivenessWriter, install_print_masks
 from halter.core.project.fleet import PRICES_PIN
 from halter.core.rows import FleetPolicyRow, PinRow
 from halter.core.text import clean, format_count
@@ -41,6 +39,9 @@ from halter.policy.defaults import FLEET_DAY_CAP
 from halter.redaction.redact import Redactor
 from halter.settings import Settings
 from halter.spec.fleet import PricesSpec
+from halter.system.liveness import LivenessWriter
+from halter.system.prints import install_print_masks
+from halter.system.protected_paths import WritableFolders
 
 if TYPE_CHECKING:
     from halter.journal.checkpoints import Checkpointer

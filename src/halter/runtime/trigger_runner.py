@@ -44,7 +44,6 @@ from halter.core.events import (
     WakePosted,
 )
 from halter.core.events.triggers import SkipReason
-from halter.core.folders import AGENT_FILE_NAME, FileEntry
 from halter.core.ids import FLEET, SessionId, inbox_stream, session_stream, trigger_stream
 from halter.core.money import MAX_SAMPLES, Leg, Spender, list_accounts
 from halter.core.ports import Draft, Query, Rows, UnreadableFile, Write, offload_body
@@ -70,6 +69,8 @@ from halter.state.trigger_records import (
     find_trigger_row,
     read_trigger_record,
 )
+from halter.system.folders import FileEntry
+from halter.system.protected_paths import AGENT_FILE_NAME
 from halter.tasks.playbooks import Task, encode_task
 
 FILE_ACTOR = AGENT_FILE_NAME

@@ -17,7 +17,7 @@ from halter.core.events import SessionWoken, TurnEnded
 from halter.core.ids import SessionId
 from halter.core.messages import StreamChunk
 from halter.core.ports import AgentConcurrency, HeartbeatReply, Lease, Query, Store, Stored
-from halter.core.rows import SessionRow, WorkerInfo, WorkerRow
+from halter.core.rows import SessionRow
 from halter.core.text import format_count
 from halter.core.tools import DEFAULT_TOOL_TIMEOUT
 from halter.dispatch.dispatcher import (
@@ -29,6 +29,7 @@ from halter.dispatch.dispatcher import (
     quarantine_session,
 )
 from halter.dispatch.heartbeat import HEARTBEAT_INTERVAL, StoreClock
+from halter.dispatch.workers import WorkerInfo, WorkerRow
 from halter.guard.request import MODEL_REQUEST_TIMEOUT
 from halter.loop.loop import LoopObserver
 from halter.runtime.agent_context import AgentContext

@@ -20,12 +20,12 @@ from typing import Any, Final
 import msgspec
 
 from halter.core.clock import Clock
-from halter.core.folders import FileEntries, FileRefusal, FolderListing, allow_all, describe_os_error, scan_folder
 from halter.core.ports import UnreadableFile
 from halter.core.text import clean
 from halter.core.tools import Reading, Sensor, SensorFailed
 from halter.sensors.poll import make_reading
 from halter.spec.sensors import FilesSensor
+from halter.system.folders import FileEntries, FileRefusal, FolderListing, allow_all, describe_os_error, scan_folder
 
 MAX_TEXT_BYTES: Final = 64 * 1024
 MAX_FILES_REPORTED: Final = 1000

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from halter.core.errors import ConfigError
-from halter.core.folders import (
+from halter.core.tools import OFFICE_TYPES, Failed, File
+from halter.system.paths import identity_of
+from halter.system.protected_paths import (
     CONFIG_FILE_NAMES,
     NO_PROTECTED_PATHS,
     ProtectedPaths,
     ProtectedReach,
     ProtectedSnapshot,
     contains_agent_file,
-    identity_of,
 )
-from halter.core.tools import OFFICE_TYPES, Failed, File
 from halter.tools.function_tool import FunctionTool, tool
 from halter.tools.process import MAX_FILES_BYTES, bytes_to_text, detect_media_type
 

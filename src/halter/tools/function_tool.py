@@ -47,10 +47,10 @@ from msgspec.structs import replace
 
 from halter.core.clock import SECOND, parse_duration
 from halter.core.errors import ConfigError
-from halter.core.folders import RootedTool
 from halter.core.money import usd_to_micros
+from halter.core.options import reject_unknown_options, write_out_options
 from halter.core.provenance import Declaration, Reach, Reads, guess_declaration
-from halter.core.text import join_names, reject_unknown_options, write_out_options
+from halter.core.text import join_names
 from halter.core.threads import ThreadPerTaskExecutor
 from halter.core.tools import (
     DEFAULT_TOOL_TIMEOUT,
@@ -74,6 +74,7 @@ from halter.core.tools import (
     refine_declaration,
     substitute_secrets,
 )
+from halter.system.protected_paths import RootedTool
 from halter.tools.process import MAX_OUTPUT, check_findable, run_forked, run_isolated, to_output
 from halter.tools.trusted_code import TrustCheck
 

@@ -10,7 +10,7 @@ from ipaddress import ip_network
 from typing import Final, TypedDict, Unpack
 
 from halter.core.errors import ConfigError
-from halter.core.text import reject_unknown_options
+from halter.core.options import reject_unknown_options
 from halter.core.tools import Failed, Unstoppable
 from halter.net.addresses import AddressCheck, ResolveHost, resolve_host
 from halter.net.client import HttpClient, HttpRequest, HttpResponse, WebUrl

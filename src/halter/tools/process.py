@@ -32,10 +32,11 @@ from typing import IO, Any, Final, NoReturn, TextIO, cast
 import msgspec
 
 from halter.core.errors import ConfigError
-from halter.core.processes import ForkLock, fork, print_masked_output
 from halter.core.text import decode_body, encode_body
 from halter.core.threads import ThreadPerTaskExecutor
 from halter.core.tools import AGENT_VARIABLE, Failed, File, Output, Unstoppable
+from halter.system.forks import ForkLock, fork
+from halter.system.prints import print_masked_output
 from halter.tools.trusted_code import TrustedFiles
 
 MAX_OUTPUT: Final = 10_000_000

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Final, TypedDict, Unpack
 
 from halter.core.errors import ConfigError
-from halter.core.folders import NO_PROTECTED_PATHS, FileIdentity, ProtectedPaths, contains_agent_file, identity_of
-from halter.core.text import reject_unknown_options
+from halter.core.options import reject_unknown_options
 from halter.core.tools import AGENT_VARIABLE, Failed
 from halter.spec.skills import SkillScript
+from halter.system.paths import FileIdentity, identity_of
+from halter.system.protected_paths import NO_PROTECTED_PATHS, ProtectedPaths, contains_agent_file
 from halter.tools.files import split_path
 from halter.tools.function_tool import FunctionTool, tool
 from halter.tools.process import PROGRAM_FOLDERS, ProcessExit, ProcessSpec, run_group

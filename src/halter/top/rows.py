@@ -9,7 +9,7 @@ from halter.core.money import Unit, format_share, format_unit_amount, format_usd
 from halter.core.text import describe_need_count, escape_hidden, to_one_line
 from halter.operations.status import describe_unhealthy
 from halter.operations.top import FleetView, QueuedNeed, SessionLine
-from halter.present.events import format_hour
+from halter.present.moments import format_hour
 from halter.present.sheet import Listing, Sheet
 from halter.runtime.needs import parse_arguments
 

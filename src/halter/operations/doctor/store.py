@@ -13,13 +13,14 @@ import msgspec
 from halter.core.clock import HOUR, MINUTE, format_duration
 from halter.core.errors import ConfigError, StoreError
 from halter.core.ports import Query
-from halter.core.rows import AgentRow, HoldRow, SessionRow, WorkerRow
+from halter.core.rows import AgentRow, HoldRow, SessionRow
 from halter.core.text import format_count
 from halter.dispatch.heartbeat import StoreClock
+from halter.dispatch.workers import WorkerRow
 from halter.journal.engine import list_migrations
 from halter.journal.open import find_store_file
 from halter.journal.sqlite import is_read_only, open_read_only
-from halter.present.events import format_moment
+from halter.present.moments import format_moment
 from halter.runtime.runtime import Runtime, read_local_fleet, resolve_effective_policy, sync_store_clock
 
 if TYPE_CHECKING:

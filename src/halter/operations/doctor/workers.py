@@ -9,8 +9,9 @@ import msgspec
 
 from halter.core.clock import MINUTE, format_duration
 from halter.core.ports import Query
-from halter.core.rows import AgentRow, WorkerRow
+from halter.core.rows import AgentRow
 from halter.core.text import format_count
+from halter.dispatch.workers import WorkerRow
 from halter.operations.actor import Actor, Principal
 from halter.operations.doctor.check import Check, fail_check, pass_check, warn_check
 from halter.operations.fleet import WorkerView, workers

@@ -12,9 +12,6 @@ from halter.config.agent_files import AgentFile, find_neighbour_agents
 from halter.config.decode import format_key_path
 from halter.config.trust import AgentCode
 from halter.core.errors import ConfigError
-from halter.core.folders import (
-    ProtectedPaths,
-)
 from halter.core.text import suggest_nearest
 from halter.core.tools import Failed, Tool, ToolServer
 from halter.policy.evaluation import ResolvedPolicy
@@ -22,6 +19,7 @@ from halter.redaction.secrets import Secrets
 from halter.runtime.runtime import Runtime
 from halter.spec.skills import Skill
 from halter.spec.tasks import VERBS, SubAgent
+from halter.system.protected_paths import ProtectedPaths
 from halter.tasks.agent_tool import AgentTool
 from halter.tasks.task_tools import list_verb_specs
 from halter.tools.trusted_code import TrustCheck, TrustedFiles

@@ -14,10 +14,6 @@ from halter.config.roots import (
     find_writable_folders,
 )
 from halter.config.tool_names import check_named_tools, check_reflex_tools, list_unknown_tool_rules
-from halter.core.folders import (
-    FileRefusal,
-    allow_all,
-)
 from halter.core.tools import Tool
 from halter.guard.prepare import SessionContext
 from halter.redaction import personal_data
@@ -51,6 +47,7 @@ from halter.runtime.assembly.server_pins import settle_pins
 from halter.runtime.assembly.unattended_tools import check_extras, check_pacing_tools, list_playbook_flaws
 from halter.runtime.document_index import Library
 from halter.runtime.runtime import Runtime
+from halter.system.folders import FileRefusal, allow_all
 from halter.tasks.task_tools import list_verb_specs
 
 NO_SECRETS: Final[frozenset[str]] = frozenset()

@@ -19,16 +19,11 @@ from halter.config.roots import (
     list_other_definitions,
 )
 from halter.core.errors import ConfigError
-from halter.core.folders import (
-    FileRefusal,
-    ProtectedEntry,
-    ProtectedPaths,
-    WritableFolders,
-    identity_of,
-    is_path_within,
-)
 from halter.core.tools import Tool
 from halter.settings import Settings, find_logins_file
+from halter.system.folders import FileRefusal
+from halter.system.paths import identity_of, is_path_within
+from halter.system.protected_paths import ProtectedEntry, ProtectedPaths, WritableFolders
 from halter.tools.function_tool import FunctionTool
 from halter.tools.process import PROGRAM_FOLDERS
 
