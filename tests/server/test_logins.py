@@ -15,6 +15,10 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from halter.core.clock import SECOND
+from halter.core.ids import FLEET
+from halter.operations.actor import Actor, Principal
+from halter.operations.queries import audit_page
+from halter.present.events import summarize_event
 from halter.server.auth import (
     MAX_LOGINS_PER_TOKEN,
     Keyring,
@@ -81,6 +85,24 @@ async def test_logging_out_ends_the_login_on_the_server_also_after_a_restart(hou
         await house.restart()
         assert await status(thief, text) == 401
         assert await status(async_client) == 200
+
+
+async def test_who_logs_in_with_a_token_and_who_logs_out_is_in_the_audit(house: House) -> None:
+    async with logged_in(house, "viewer") as client, logged_in(house):
+        await client.post("/login", data={"token": house.secrets["operator"]})
+        await client.post("/logout")
+        await client.post("/logout")
+    entries = await audit_page(Actor(house.app, Principal("root")), text="sign_o", limit=100)
+    assert sorted((entry.tool, entry.decided_by, entry.capability_level, entry.outcome) for entry in entries) == [
+        ("sign_off", "operator", "", "ok"),
+        ("sign_off", "viewer", "", "ok"),
+        ("sign_on token", "admin", "admin", "ok"),
+        ("sign_on token", "operator", "operator", "ok"),
+        ("sign_on token", "viewer", "viewer", "ok"),
+    ]
+    summaries = [summarize_event(stored).text for stored in await house.app.store.read(FLEET)]
+    assert "viewer signs on by token (viewer)" in summaries
+    assert "operator signs off" in summaries
 
 
 async def test_removing_a_token_ends_its_logins_and_a_new_one_of_that_name_brings_none_back(house: House) -> None:

@@ -60,7 +60,7 @@ BY_OTHERS = {
     *("request_refused", "decision_asked", "decision_made", "halt_requested", "halt_lifted"),
     *("decision_withdrawn", "approval_given", "hold_made", "hold_released", "fleet_policy_adopted", "store_accepted"),
     "prices_changed",
-    *("person_signed_on", "sign_on_refused"),
+    *("person_signed_on", "person_signed_off", "sign_on_refused"),
     *("rule_made", "rule_ended", "tool_pinned"),
     *("session_resumed", "turn_started", "message_added", "context_cut", "turn_ended"),
     *("hot_state_seen", "turn_skipped", "guardrail_triggered", "sensor_changed", "attending_failed", "agent_switched"),

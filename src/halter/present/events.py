@@ -55,6 +55,7 @@ from halter.core.events import (
     NotificationSent,
     OverrunIncurred,
     PairingOffered,
+    PersonSignedOff,
     PersonSignedOn,
     PhaseEntered,
     PrecedentProposed,
@@ -492,6 +493,8 @@ def _summarize_fleet(event: FleetEvent) -> str | StyledLine:
         case PersonSignedOn():
             agents = f", for {', '.join(event.agents)}" if event.agents else ""
             return f"{event.name} signs on by {event.via} ({event.role}{agents})"
+        case PersonSignedOff():
+            return f"{event.name} signs off"
         case SignOnRefused():
             account = f"{event.account}, " if event.account else ""
             return StyledLine(f"rejected by {event.via}: {account}{SIGN_ON_REFUSALS[event.why]}", WARNING_STYLE)

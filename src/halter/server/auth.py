@@ -314,17 +314,21 @@ class Logins:
         await self._change(lambda logins: append_login(logins, login, now))
         return key
 
-    async def end(self, key: str, now: int) -> None:
-        """End a login immediately. Raises ConfigError if that could not be saved and would not survive a restart."""
+    async def end(self, key: str, now: int) -> Login | None:
+        """End a login immediately, and return it; None if there is none.
+
+        Raises ConfigError if that could not be saved and would not survive a restart.
+        """
         ended_login = self.current().get(digest_login_key(key))
         if ended_login is None:
-            return
+            return None
         self._ended_at = {digest: ends_at for digest, ends_at in self._ended_at.items() if ends_at > now}
         self._ended_at[ended_login.digest] = ended_login.until
         self._logins = self._select_valid(self._logins)
         self.changed.set()
         self.changed = asyncio.Event()
         await self._change(lambda logins: [login for login in logins if login.digest != ended_login.digest])
+        return ended_login
 
     def _select_valid(self, logins: Mapping[str, Login]) -> Mapping[str, Login]:
         return {

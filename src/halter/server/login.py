@@ -76,6 +76,7 @@ def add_login(
         try:
             await end(request)
             key = await auth_state.logins.start_login(token, now)
+            await sign_ons.record_token(token)
         except ConfigError as error:
             return render_login(f"Cannot log in: {error}", 503)
         auth_state.cookies_tried.right(origin, key)
@@ -94,7 +95,9 @@ def add_login(
 
     async def end(request: Request) -> None:
         for key in find_cookies(request.headers.getlist("cookie"), server_names.cookie):
-            await auth_state.logins.end(key, clock.now())
+            login = await auth_state.logins.end(key, clock.now())
+            if login is not None and login.until > clock.now():
+                await sign_ons.record_logout(login.token)
 
     api.get(LOGIN, **HIDDEN_ROUTE)(show)
     api.post(LOGIN, **HIDDEN_ROUTE)(enter)

@@ -17,7 +17,7 @@ from msgspec import UNSET
 
 from halter.core.clock import HOUR, Clock
 from halter.core.errors import ConfigError, StoreUnavailable
-from halter.core.events import PersonSignedOn, SignOnRefused
+from halter.core.events import PersonSignedOff, PersonSignedOn, SignOnRefused
 from halter.core.ids import FLEET, Ids
 from halter.core.ports import Draft, Store, Write
 from halter.core.rows import AuditRow
@@ -121,7 +121,7 @@ def make_proxy_sign_on(spec: SignOnSpec, reveal: Callable[[str], str]) -> ProxyS
 
 
 class SignOnLog:
-    """The log of sign-ons and rejections in the journal.
+    """The log of sign-ons, rejections and logouts in the journal.
 
     A proxy names people with every request, and rejections may repeat, so an identical event is recorded once an hour.
     Neither tokens nor texts that a caller chose are recorded; the reason of a rejection is one of a few codes.
@@ -142,16 +142,29 @@ class SignOnLog:
         with suppress(StoreUnavailable):
             await self._record(verdict, f"proxy {client}", always=False)
 
+    async def record_token(self, token: Token) -> None:
+        """Record a login with a token. It is valid even if the store is unavailable."""
+        with suppress(StoreUnavailable):
+            await self._commit(
+                PersonSignedOn(id="", name=token.name, role=token.role, via="token", agents=token.agents)
+            )
+
+    async def record_logout(self, name: str) -> None:
+        """Record the end of a login by its person. It has ended even if the store is unavailable."""
+        with suppress(StoreUnavailable):
+            await self._commit(PersonSignedOff(id="", name=name))
+
     async def _record(self, verdict: Allowed | AuthRejected, via: str, *, always: bool) -> None:
         event, now = make_sign_on_event(verdict, via), self._clock.now()
         if event is None or (not always and self._logged_at.get(event, 0) > now):
             return
-        recorded_event = msgspec.structs.replace(event, id=f"sign-on/{self._ids.make()}")
-        await self._store.commit(
-            Write(FLEET, recorded_event.id, lambda _: [Draft(recorded_event)], [(AuditRow, recorded_event.id)])
-        )
+        await self._commit(event)
         self._logged_at = {each: repeat_at for each, repeat_at in self._logged_at.items() if repeat_at > now}
         self._logged_at[event] = now + RECORD_INTERVAL
+
+    async def _commit(self, event: PersonSignedOn | PersonSignedOff | SignOnRefused) -> None:
+        visit = msgspec.structs.replace(event, id=f"sign-on/{self._ids.make()}")
+        await self._store.commit(Write(FLEET, visit.id, lambda _: [Draft(visit)], [(AuditRow, visit.id)]))
 
 
 def make_sign_on_event(verdict: Allowed | AuthRejected, via: str) -> PersonSignedOn | SignOnRefused | None:

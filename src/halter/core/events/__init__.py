@@ -50,6 +50,7 @@ from halter.core.events.fleet import (
     FleetPolicyAdopted,
     HaltLifted,
     HaltRequested,
+    PersonSignedOff,
     PersonSignedOn,
     PricesChanged,
     SignOnRefused,
@@ -159,6 +160,7 @@ FleetEvent = (
     | BodiesErased
     | StoreAccepted
     | PersonSignedOn
+    | PersonSignedOff
     | SignOnRefused
 )
 """The events of the fleet."""

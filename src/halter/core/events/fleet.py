@@ -129,7 +129,7 @@ class StoreAccepted(Note, frozen=True, kw_only=True):
 
 
 class PersonSignedOn(Visit, frozen=True, kw_only=True):
-    """A person signed on `via` a provider or a proxy. `account` is their name there."""
+    """A person signed on `via` a provider, a proxy or a token. `account` is their name at the first two."""
 
     KIND = "person_signed_on"
 
@@ -156,3 +156,15 @@ class SignOnRefused(Visit, frozen=True, kw_only=True):
     @property
     def audited(self) -> AuditedVisit:
         return AuditedVisit(f"sign_on {self.via}", self.why, self.account)
+
+
+class PersonSignedOff(Visit, frozen=True, kw_only=True):
+    """A person logged out of the server, or logged in again in the same browser."""
+
+    KIND = "person_signed_off"
+
+    name: str
+
+    @property
+    def audited(self) -> AuditedVisit:
+        return AuditedVisit("sign_off", "ok", self.name)
