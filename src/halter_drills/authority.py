@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from halter.system.protected_paths import NO_PROTECTED_PATHS, ProtectedPaths
 
 from halter.core.errors import ConfigError
 from halter.core.ids import make_worker_id
@@ -25,6 +24,7 @@ from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.session_runner import attend_session
 from halter.runtime.session_start import begin_session
 from halter.settings import Settings
+from halter.system.protected_paths import NO_PROTECTED_PATHS, ProtectedPaths
 from halter_drills.drill import Drill, DrillResult, Setting, Workspace, own_store, result
 
 ROUNDS: Final = 1

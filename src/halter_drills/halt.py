@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 import msgspec
-from halter.system.liveness import LivenessWriter
 
 from halter.core.clock import SECOND, SystemClock
 from halter.core.errors import StoreUnavailable
@@ -44,6 +43,7 @@ from halter.guard.request import AnsweredRequest, ModelRequest
 from halter.loop.session_runtime import SessionRuntime
 from halter.proxy.keys import LARGEST_BODY_MB, KeyFile, KeyLimits, make_key_secret, make_virtual_key
 from halter.spec.policy import ToolRule
+from halter.system.liveness import LivenessWriter
 from halter.testing.fakes import StoreProxy, T
 from halter.tools.function_tool import tool
 from halter.tools.shell import make_shell_tool

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
-from halter.dispatch.workers import WorkerRow
 
 from halter.cli.command import run_cancelled_by_signals
 from halter.config.trust import digest_folder
@@ -29,6 +28,7 @@ from halter.core.ids import SortableIds, WorkerId, session_stream
 from halter.core.money import Charge, format_exact_micros
 from halter.core.ports import Lease, Query, Store, read_stream
 from halter.core.rows import FindingRow, SessionRow
+from halter.dispatch.workers import WorkerRow
 from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.guard.halts import Departures, halt, resume
 from halter.guard.ledger import Ledger

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from halter.dispatch.workers import WorkerInfo
 from msgspec.structs import replace
 from playwright.sync_api import expect
 
@@ -17,6 +16,7 @@ from halter.core.events import CallStarted, RequestSettled, SessionParked
 from halter.core.ids import WorkerId, session_stream
 from halter.core.ports import Draft, Write
 from halter.core.rows import AuditRow
+from halter.dispatch.workers import WorkerInfo
 from halter.guard.approvals import Question, ask_question
 from halter.operations import control, money, queries
 from halter.operations.decisions import waiting

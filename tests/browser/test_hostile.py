@@ -6,10 +6,10 @@ from typing import Any
 
 import httpx2
 import pytest
-from halter.dispatch.workers import WorkerInfo
 from playwright.sync_api import expect
 
 from halter.core.ids import WorkerId
+from halter.dispatch.workers import WorkerInfo
 from halter.operations import artifacts, control, fleet
 from tests.browser.conftest import Visit
 from tests.browser.house import House

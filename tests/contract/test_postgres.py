@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import psycopg
 import pytest
-from halter.dispatch.workers import WorkerRow
 
 from halter.core.clock import SECOND, SystemClock
 from halter.core.errors import RowRefused
@@ -21,6 +20,7 @@ from halter.core.project.holds import rows_of_hold
 from halter.core.rows import HaltRow, HoldRow, SessionRow
 from halter.core.vocabulary import Row
 from halter.dispatch.dispatcher import DistributedDispatcher, RunningSessions, ServeTicket
+from halter.dispatch.workers import WorkerRow
 from halter.guard.halts import halt
 from halter.journal.connection import ConnectionSlot, PostgresAddress, Statement
 from halter.journal.engine import PARAMETER, Engine, StoreView, load_queries, to_psycopg_parameters

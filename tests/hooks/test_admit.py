@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from halter.system.protected_paths import NO_PROTECTED_PATHS
-
 from halter.config.agent_files import read_agent
 from halter.config.resolve import resolve_agent
 from halter.core.events import SessionStarted
@@ -18,6 +16,7 @@ from halter.runtime.agent_context import make_guard
 from halter.runtime.assembly.assembled_agent import AssembledAgent
 from halter.state.lifecycle import start_session
 from halter.state.session import InFlight
+from halter.system.protected_paths import NO_PROTECTED_PATHS
 from halter.testing.world import World
 from tests.hooks.desks import AGENT, open_desk
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from halter.core import folders
+from halter.system import folders
 from halter.core.tools import Sensor, SensorFailed
 from halter.sensors import files
 from halter.sensors.files import make_watch_sensor, read_first_look

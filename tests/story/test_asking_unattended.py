@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from halter.dispatch.workers import WorkerRow
 
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import CallSettled, SessionStarted
 from halter.core.ids import SessionId, WorkerId
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
+from halter.dispatch.workers import WorkerRow
 from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.guard.halts import halt
 from halter.runtime.switches import turn_off, turn_on

@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from halter.system.folders import FileEntry
 
 from halter import Agent, Guard
 from halter.core.errors import ConfigError
@@ -14,6 +13,7 @@ from halter.runtime.assembly.assembled_agent import AssembledAgent, assemble_age
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.sensors.files import read_file_value
 from halter.settings import Settings
+from halter.system.folders import FileEntry
 from halter.tools.files import make_file_tools
 
 POLICY = "name: {name}\nmodel: scripted\nscript: replies.yaml\nlimits: {{max_cost_usd: 0.05}}\n"

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from halter.dispatch.workers import WorkerInfo
 from typer.testing import CliRunner, Result
 
 from halter.cli.commands import build_command_tree
 from halter.core.clock import MINUTE
 from halter.core.ids import WorkerId
+from halter.dispatch.workers import WorkerInfo
 from halter.guard.halts import switch_on
 from halter.operations.actor import Actor, Principal
 from halter.operations.queries import read_needs

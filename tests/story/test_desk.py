@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from halter.dispatch.workers import WorkerInfo
 
 from halter.core.clock import DAY, HOUR, SECOND, SystemClock, window_at
 from halter.core.errors import NotDone
@@ -35,6 +34,7 @@ from halter.core.money import Leg, micros_to_usd
 from halter.core.ports import Draft, Query, Write
 from halter.core.project import rows_of_event
 from halter.core.rows import AgentRow, AuditRow, DecisionRow, HaltRow, RuleRow, StreamRow
+from halter.dispatch.workers import WorkerInfo
 from halter.guard.ledger import Ledger
 from halter.operations import artifacts, control, decisions, fleet, messages, money, queries, rules
 from halter.operations.actor import ROLES, Actor, Principal, Role

@@ -7,7 +7,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from halter.dispatch.workers import WorkerInfo
 from msgspec.structs import replace
 
 from halter.core.clock import HOUR, MINUTE, SECOND
@@ -15,6 +14,7 @@ from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, WorkerId
 from halter.core.ports import Ticket
 from halter.dispatch.ticket_queue import ProcrastinateQueue, prepare_queue_tables
+from halter.dispatch.workers import WorkerInfo
 from halter.operations.doctor.workers import (
     UnclaimedSessions,
     check_agent_files,

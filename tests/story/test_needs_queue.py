@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from halter.dispatch.workers import WorkerInfo, WorkerRow
 from typer.testing import CliRunner, Result
 
 from halter.cli.commands import build_command_tree
@@ -29,6 +28,7 @@ from halter.core.ports import Draft, Lease, Query, Write
 from halter.core.project import rows_of_event
 from halter.core.rows import NotificationRow, SessionRow
 from halter.core.vocabulary import DecisionKind, SessionKind
+from halter.dispatch.workers import WorkerInfo, WorkerRow
 from halter.guard.approvals import Question, ask_question
 from halter.guard.halts import halt, switch_on
 from halter.guard.ledger import ActualResult

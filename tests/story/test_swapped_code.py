@@ -8,7 +8,6 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
-from halter.system.protected_paths import NO_PROTECTED_PATHS
 
 from halter.config.trust import AgentCode, digest_folder
 from halter.core.errors import ConfigError
@@ -18,6 +17,7 @@ from halter.runtime.assembly.folder_code import open_trust, read_trusted_servers
 from halter.runtime.runtime import open_runtime
 from halter.settings import Settings, read_settings
 from halter.spec.skills import SkillScript
+from halter.system.protected_paths import NO_PROTECTED_PATHS
 from halter.tools.function_tool import FunctionTool
 from halter.tools.shell import make_script_tool
 from halter.tools.trusted_code import TrustedFiles

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from halter.dispatch.workers import WorkerInfo
 
 from halter.core.clock import MINUTE, SECOND
 from halter.core.ids import WorkerId
+from halter.dispatch.workers import WorkerInfo
 from halter.operations import fleet as desk_workers
 from halter.operations.fleet import DEAD_WORKER_TTL, WorkerView
 from halter.present import report as words

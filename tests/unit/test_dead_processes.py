@@ -7,10 +7,10 @@ import subprocess
 import sys
 
 import msgspec
-from halter.dispatch.workers import WorkerInfo, WorkerRow
-from halter.system.processes import ProcessMark, has_process_ended, read_process_mark
 
 from halter.core.clock import MINUTE
+from halter.dispatch.workers import WorkerInfo, WorkerRow
+from halter.system.processes import ProcessMark, has_process_ended, read_process_mark
 
 HOST = socket.gethostname()
 NOBODY = 2**22 + 1

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from halter.system.forks import ForkLock, fork
 
 from halter.core.events import HaltLifted
 from halter.core.tools import AGENT_VARIABLE, EffectStatus, Failed, JournalEffect, Output, Permit, Unstoppable, Valid
 from halter.journal.sqlite import open_connection
+from halter.system.forks import ForkLock, fork
 from halter.testing.world import SeedLoop, run_in_virtual_time
 from halter.tools.function_tool import Deps, FunctionTool, tool
 from tests.processes import gone, runs

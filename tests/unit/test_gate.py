@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from halter.expressions import Expression, compile_expression
 from msgspec import UNSET
 
 from halter.autonomy.hot_state import FieldChange
 from halter.autonomy.pace import AskGateModel, GateOpen, GateSkip, build_gate_prompt, open_gate, parse_gate_answer
 from halter.core.messages import Reply, Text, ToolCall
+from halter.expressions import Expression, compile_expression
 from halter.loop.prompt import MAX_DATA_LENGTH
 from halter.spec.autonomy import Gate
 

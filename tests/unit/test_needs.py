@@ -4,13 +4,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from halter.dispatch.workers import WorkerInfo, WorkerRow
 
 from halter.autonomy.upkeep import Unhealthy
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.messages import Reply, Text, ToolCall
 from halter.core.money import BudgetRow
 from halter.core.rows import HaltRow, ItemRow, NotificationRow, OutageRow, SessionRow
+from halter.dispatch.workers import WorkerInfo, WorkerRow
 from halter.guard.approvals import PendingDecision
 from halter.operations.decisions import OpenInbox
 from halter.operations.report import ReportRows, build_report

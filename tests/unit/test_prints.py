@@ -8,9 +8,9 @@ from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 
 import pytest
-from halter.system.prints import MaskedPrints, install_print_masks, print_masked_output
 
 from halter.redaction.redact import Redactor, StreamRedactor
+from halter.system.prints import MaskedPrints, install_print_masks, print_masked_output
 
 SECRET = "correct-horse-battery-staple-41"
 MASK = partial(StreamRedactor, Redactor({"TOKEN": SECRET}))

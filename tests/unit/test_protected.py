@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from halter.system.protected_paths import ProtectedEntry, ProtectedPaths
 
 from halter.config.agent_files import read_agent
 from halter.core.tools import Failed, Permit, Valid
 from halter.runtime.assembly.protected_paths import list_protected_paths
 from halter.settings import Settings
+from halter.system.protected_paths import ProtectedEntry, ProtectedPaths
 from halter.tools.files import make_file_tools
 from halter.tools.function_tool import FunctionTool
 from halter.tools.shell import Sandbox, make_shell_tool
@@ -183,7 +183,7 @@ def test_what_is_mounted_at_a_root_or_below_it_is_reported(house: House, source:
     (house.agent / ".git" / "hooks").mkdir()
     asked = (
         "import sys; from pathlib import Path; from halter.config.roots import definition_of;"
-        "from halter.core.folders import ProtectedPaths as P; place = Path(sys.argv[1]);"
+        "from halter.system.protected_paths import ProtectedPaths as P; place = Path(sys.argv[1]);"
         "print(P(tuple(definition_of(place)), place).reach(place / 'desk'))"
     )
     mount = 'mount --bind "$1/$4" "$1/$5" && exec "$2" -c "$3" "$1"'

@@ -4,7 +4,6 @@ import os
 from mmap import mmap
 
 import pytest
-from halter.system.liveness import LIVENESS_BYTES, LivenessReading, LivenessWriter, read_liveness
 
 from halter.core.clock import SECOND
 from halter.dispatch.sentinel_program import (
@@ -15,6 +14,7 @@ from halter.dispatch.sentinel_program import (
     is_blocked,
     update_silence,
 )
+from halter.system.liveness import LIVENESS_BYTES, LivenessReading, LivenessWriter, read_liveness
 
 NANO = 1_000_000_000
 

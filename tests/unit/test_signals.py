@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from halter.expressions import compile_expression
 
 from halter.autonomy.signals import (
     Score,
@@ -18,6 +17,7 @@ from halter.autonomy.signals import (
 from halter.core.clock import MINUTE, SECOND
 from halter.core.errors import LeaseLost, ModelUnavailable
 from halter.core.tools import Reading
+from halter.expressions import compile_expression
 from halter.spec.sensors import AnySignal, Detector, DetectorSignal, ExpressionSignal, ModelSignal
 
 KNOWS: Mapping[str, Any] = {"value": {}, "hot": {}}

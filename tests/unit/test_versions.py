@@ -1,11 +1,11 @@
 """Which version of an agent is in force, and whose clock may be trusted."""
 
 import pytest
-from halter.dispatch.workers import WorkerInfo, WorkerRow
 
 from halter.core.clock import HOUR, SECOND
 from halter.dispatch.dispatcher import find_version_in_force
 from halter.dispatch.heartbeat import StoreClock, read_steady_clock, read_wall_clock
+from halter.dispatch.workers import WorkerInfo, WorkerRow
 
 NOW = 1_000
 

@@ -6,7 +6,6 @@ from mmap import mmap
 from typing import Any
 
 import pytest
-from halter.system.liveness import LIVENESS_BYTES, LivenessWriter, read_liveness
 
 from halter.core.clock import MINUTE, SECOND
 from halter.guard.halts import (
@@ -18,6 +17,7 @@ from halter.guard.halts import (
     read_cancelled_effect,
     resume,
 )
+from halter.system.liveness import LIVENESS_BYTES, LivenessWriter, read_liveness
 from halter.testing.world import World
 
 SCOPES = ("session:s", "agent:desk", "fleet")

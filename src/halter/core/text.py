@@ -1,22 +1,14 @@
-"""Text: its form in the journal, its form in messages, and CEL expressions.
-
-Any Python string can be stored. An expression is compiled once and evaluated without I/O.
-"""
+"""Text: its form in the journal, and its form in messages. Any Python string can be stored."""
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeVar, cast
-
-import msgspec
-
-from halter.core.errors import ConfigError, require_module
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 LAST_CHARACTER: Final = "\U0010ffff"
 """The last character in sort order: a prefix plus this character is an upper bound of all texts with the prefix."""
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def make_word_set(text: str) -> frozenset[str]:
@@ -132,111 +124,3 @@ def describe_need_count(count: int, noun: str = "") -> str:
     if not count:
         return "nothing needs you"
     return f"{format_count(count, noun) if noun else f'{count:,}'} {'needs' if count == 1 else 'need'} you"
-
-
-_TYPES: Final = frozenset(("bool", "bytes", "double", "int", "list", "map", "null_type", "string", "type", "uint"))
-_LOOP_VARIABLE: Final = re.compile(r"\.(?:all|exists|exists_one|filter|map)\(\s*(\w+)\s*,")
-_EVALUATION_ERRORS: Final = (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError)
-
-
-class _Program(Protocol):
-    def execute(self, context: dict[str, Any]) -> Any: ...
-    def variables(self) -> list[str]: ...
-
-
-class EvaluationFailure(msgspec.Struct, frozen=True):
-    """A failed evaluation: a value is missing, or values cannot be compared."""
-
-    sentence: str
-
-
-class Expression(msgspec.Struct, frozen=True):
-    text: str
-    program: _Program
-
-    def value(self, context: Mapping[str, Any]) -> Any:
-        """Evaluate the expression. The values must come from `to_cel_value`."""
-        # Only the variables of the expression are passed, because each value is converted for each evaluation.
-        values = {name: context[name] for name in self.program.variables() if name in context}
-        try:
-            return self.program.execute(values)
-        except _EVALUATION_ERRORS as error:
-            return EvaluationFailure(f"`{self.text}` cannot be evaluated: {clean(str(error)).partition('. Check')[0]}.")
-
-    def holds(self, context: Mapping[str, Any]) -> bool:
-        """Return whether the expression evaluates to exactly `true`."""
-        return self.value(context) is True
-
-
-def compile_expression(
-    text: str, empty_values: Mapping[str, Any], location: str, noun: str = "condition", subject: str = "it"
-) -> Expression:
-    """Compile an expression over the names of `empty_values`, or raise a ConfigError that describes the error.
-
-    `empty_values` has an empty value for each name; `location`, `noun` and `subject` are used in the message.
-    """
-    require_module("cel", "autonomy", f"{location}: the {noun} `{text}`")
-    import cel
-
-    try:
-        program = cast("_Program", cel.compile(text))
-    except ValueError as error:
-        reason = str(error).partition("Syntax error: ")[2].partition("\n")[0] or "it cannot be read"
-        raise ConfigError(f"{location}: the {noun} `{text}` is not a CEL expression: {reason}.") from None
-    unknown = set(program.variables()) - {*empty_values, *_TYPES, *_LOOP_VARIABLE.findall(text)}
-    if unknown:
-        names = join_names(sorted(unknown))
-        raise ConfigError(
-            f"{location}: the {noun} `{text}` uses {names}, but {subject} has only {join_names(empty_values)}."
-        )
-    _trial_run(program, text, empty_values, location, noun)
-    return Expression(text, program)
-
-
-def _trial_run(program: _Program, text: str, empty_values: Mapping[str, Any], location: str, noun: str) -> None:
-    """Reject errors that occur with any input, such as a function that does not exist."""
-    try:
-        program.execute(dict(empty_values))
-    except RuntimeError as error:
-        reason = str(error).partition(". Check")[0]
-        raise ConfigError(f"{location}: the {noun} `{text}` cannot be evaluated: {reason}.") from None
-    except (LookupError, TypeError, ValueError, ArithmeticError):
-        # Expected with empty values: most expressions read fields that are missing.
-        return
-
-
-def to_cel_value(value: Any) -> Any:
-    match value:
-        case None | bool() | int() | float():
-            return value
-        case Mapping():
-            return {clean(str(key)): to_cel_value(item) for key, item in cast("Mapping[Any, Any]", value).items()}
-        case list() | tuple():
-            return [to_cel_value(item) for item in cast("Sequence[Any]", value)]
-        case _:
-            return clean(str(value))
-
-
-def reject_unknown_options(options: Iterable[str], option_names: Iterable[str], noun: str) -> None:
-    """Reject an unknown option, and suggest the nearest one."""
-    names = sorted(option_names)
-    for name in options:
-        if name not in names:
-            raise ConfigError(f"`{name}` is not an option of {noun}; {suggest_nearest(name, names, 'its options')}")
-
-
-def write_out_options(options: type) -> Callable[[F], F]:
-    """Have `help`, IDEs and notebooks show the keys of a TypedDict in place of a function's `**options`."""
-    from inspect import Parameter, signature
-
-    def show(function: F) -> F:
-        plain = signature(function)
-        written_out = [each for each in plain.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
-        written_out += [
-            Parameter(name, Parameter.KEYWORD_ONLY, default=..., annotation=annotation)
-            for name, annotation in options.__annotations__.items()
-        ]
-        vars(function)["__signature__"] = plain.replace(parameters=written_out)
-        return function
-
-    return show
