@@ -213,6 +213,16 @@ def _cpu_seconds(command: list[str], folder: Path) -> float:
     return (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
 
 
+def measure_status() -> dict[str, int]:
+    """Count the SQL statements of `halter status` on a small store, and the files whose functions it calls."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "house.db"
+        asyncio.run(_run_agent(store))
+        command = [sys.executable, "-m", "scripts.status_probe", str(store)]
+        result = subprocess.run(command, check=True, capture_output=True, cwd=SOURCE.parent, timeout=60)
+        return json.loads(result.stderr.splitlines()[-1])
+
+
 def start_times() -> dict[str, float]:
     """Measure the CPU time of starting: the import, the help, and a command that reads a store."""
     halter = str(Path(sys.executable).with_name("halter"))
@@ -237,6 +247,7 @@ def figures() -> dict[str, Any]:
         "path_of_a_call": [f"{Path(code.co_filename).stem}.{code.co_qualname}" for code in call_travel.path],
         "calls_of_an_act": call_travel.calls.total(),
         "functions_of_an_act": len(call_travel.calls),
+        "status": measure_status(),
         "cpu_seconds": start_times(),
     }
 
@@ -253,6 +264,8 @@ def _table(all_figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "files on that way", f"{all_figures['files_of_a_call']}"
     yield "calls of one act", f"{all_figures['calls_of_an_act']}"
     yield "functions of one act", f"{all_figures['functions_of_an_act']}"
+    yield "SQL statements of `halter status`", f"{all_figures['status']['statements']}"
+    yield "files whose functions it calls", f"{all_figures['status']['files']}"
     for name, seconds in all_figures["cpu_seconds"].items():
         yield f"CPU of `{name}`", f"{seconds * 1000:.0f} ms"
     yield "whoever, somebody, nobody, whatever", f"{all_figures['words']:,}"
