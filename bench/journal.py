@@ -22,7 +22,8 @@ from halter.core.money import Cap, Caps, Spender, make_legs
 from halter.core.ports import Lease, Store
 from halter.guard.ledger import ActualResult, Ledger
 from halter.journal.engine import Engine
-from halter.journal.sqlite import SqliteEngine, open_connection
+from halter.journal.sqlite import SqliteEngine
+from halter.journal.sqlite_connection import open_connection
 from halter.journal.store import JournalStore
 from halter.state import lifecycle
 from halter.testing.fakes import HoldTaken, hold

@@ -18,7 +18,7 @@ from msgspec import UNSET
 
 from halter.core.clock import SECOND
 from halter.core.errors import require_module
-from halter.core.ports import DeliveryFailed, OutgoingNotification, Sender
+from halter.core.notifications import DeliveryFailed, OutgoingNotification, Sender
 from halter.core.text import clean, shorten, to_one_line
 from halter.core.tools import substitute_secrets
 from halter.net.client import SUCCESS, HttpClient, HttpRequest

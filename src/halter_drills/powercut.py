@@ -22,7 +22,8 @@ import msgspec
 
 from halter.core.clock import SystemClock
 from halter.core.ids import SortableIds
-from halter.journal.sqlite import ForkSafeConnection, SqliteEngine, open_connection
+from halter.journal.sqlite import SqliteEngine
+from halter.journal.sqlite_connection import ForkSafeConnection, open_connection
 from halter.journal.store import JournalStore
 from halter_drills.disk import (
     ACKNOWLEDGED,

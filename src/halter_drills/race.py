@@ -35,7 +35,8 @@ from halter.guard.judge_request import ModelAttempt
 from halter.guard.ledger import ActualResult
 from halter.journal.engine import Engine
 from halter.journal.memory import MemoryEngine
-from halter.journal.sqlite import SqliteEngine, open_connection
+from halter.journal.sqlite import SqliteEngine
+from halter.journal.sqlite_connection import open_connection
 from halter.journal.store import JournalStore
 from halter.runtime.runtime import Runtime, open_runtime, use_local_policy
 from halter.settings import read_settings

@@ -37,8 +37,9 @@ from halter.core.usage import ModelName
 from halter.dispatch.heartbeat import renew_leases
 from halter.guard.prepare import Call
 from halter.guard.request import ModelRequest
-from halter.redaction.redact import Redactor, StreamRedactor
+from halter.redaction.redact import Redactor
 from halter.redaction.secrets import SECRET_PREFIX, GivenSecrets
+from halter.redaction.stream_redactor import StreamRedactor
 from halter.runtime.agent_context import make_guard
 from halter.runtime.assembly.assembled_agent import AssembledAgent
 from halter.runtime.runtime import Runtime, open_runtime

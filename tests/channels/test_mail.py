@@ -10,7 +10,7 @@ import pytest
 from letters import LETTER, PASSWORD, Postbox
 from msgspec.structs import replace
 
-from halter.core.ports import DeliveryFailed, OutgoingNotification
+from halter.core.notifications import DeliveryFailed, OutgoingNotification
 from halter.notify import compose_mail, make_message_id, make_sender
 from halter.spec.channels import EmailChannel
 

@@ -8,7 +8,7 @@ import pytest
 from letters import LETTER, Listener
 from msgspec.structs import replace
 
-from halter.core.ports import DeliveryFailed, OutgoingNotification
+from halter.core.notifications import DeliveryFailed, OutgoingNotification
 from halter.notify import make_sender
 from halter.spec.channels import AnyChannel, AppriseChannel, InAppChannel, WebhookChannel
 

@@ -16,7 +16,8 @@ from halter.core.ports import Committed, Draft, Query, Write
 from halter.core.rows import SessionRow
 from halter.core.text import decode_body, encode_body
 from halter.journal.apply import SALT_BYTES
-from halter.journal.store import SALTS_DRAWN, JournalStore, draw_salts
+from halter.journal.salts import SALTS_DRAWN, draw_salts
+from halter.journal.store import JournalStore
 from halter.state import lifecycle
 
 if TYPE_CHECKING:

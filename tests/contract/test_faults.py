@@ -19,7 +19,8 @@ from halter.core.events import CallStarted
 from halter.core.ids import FLEET, SortableIds
 from halter.core.ports import Draft, Write
 from halter.journal.open import mask_url, open_store
-from halter.journal.sqlite import ForkSafeConnection, SqliteEngine, open_connection
+from halter.journal.sqlite import SqliteEngine
+from halter.journal.sqlite_connection import ForkSafeConnection, open_connection
 from halter.journal.store import JournalStore
 from halter.journal.verify import verify_store
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from halter.core.ports import Chunk, split_words
+from halter.core.ports import Chunk
+from halter.core.words import split_words
 from halter.journal.store import JournalStore
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from halter.core.clock import SystemClock
 from halter.core.events import RequestStarted, SessionStarted
 from halter.core.ids import SessionId, SortableIds, WorkerId, session_stream
 from halter.core.messages import Prompt, make_user_message
-from halter.core.money import RateLimit
 from halter.core.ports import Lease
+from halter.core.rates import RateLimit
 from halter.core.usage import FREE_PRICE, ModelName
 from halter.guard.halts import RateLimited
 from halter.guard.ledger import Ledger

@@ -26,18 +26,20 @@ from halter.journal.connection import ConnectionSlot, PostgresAddress, Statement
 from halter.journal.engine import PARAMETER, Engine, StoreView, load_queries, to_psycopg_parameters
 from halter.journal.open import open_store
 from halter.journal.postgres import (
-    BIGINT,
     MAX_HINTED_STREAMS,
     NOTIFICATION_BYTES,
     TABLES,
+    PostgresEngine,
+    format_hints,
+    make_named_statement,
+)
+from halter.journal.postgres_columns import (
+    BIGINT,
     TEXT,
     BytesColumn,
     IntegerColumn,
-    PostgresEngine,
     TextColumn,
-    format_hints,
     make_batch_statements,
-    make_named_statement,
     register_dumpers,
 )
 from halter.journal.rebuild import rows_from_events

@@ -20,7 +20,8 @@ from halter.core.ports import ALL_STREAMS, Committed, Draft, Rows, Write
 from halter.journal.apply import WorkingSet, WriteAnswer, apply_write
 from halter.journal.open import open_store
 from halter.journal.postgres import PostgresEngine
-from halter.journal.store import JournalStore, StoreProblem
+from halter.journal.store import JournalStore
+from halter.journal.store_retry import StoreProblem
 from halter.testing.postgres import Cluster, throwaway_cluster
 
 if TYPE_CHECKING:

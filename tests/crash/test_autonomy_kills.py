@@ -27,7 +27,8 @@ from halter.runtime.assembly.folder_code import open_trust
 from halter.runtime.runtime import Runtime, use_local_policy
 from halter.runtime.supervisor import Supervisor
 from halter.settings import Settings, read_settings
-from halter.state.receipt import ReceiptLine, make_receipt
+from halter.state.receipt import make_receipt
+from halter.state.receipt_lines import ReceiptLine
 from halter_drills.checker import check, read_store
 from halter_drills.children import Child, Pipe, children
 from halter_drills.drill import engine

@@ -7,7 +7,7 @@ import msgspec
 from halter.core.clock import MINUTE
 from halter.core.events import RequestStarted
 from halter.core.messages import Prompt, Reply
-from halter.core.money import RateLimit
+from halter.core.rates import RateLimit
 from halter.guard.prepare import SessionContext
 from halter.journal.verify import verify_store
 from halter.testing.world import World

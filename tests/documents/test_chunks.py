@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halter.documents import CHUNK_OVERLAP, CHUNK_SIZE, split_into_chunks
+from halter.documents.chunks import CHUNK_OVERLAP, CHUNK_SIZE, split_into_chunks
 
 TEXTS = st.text(st.sampled_from("ab .\n!\u3002合"), max_size=400)
 

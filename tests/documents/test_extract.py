@@ -12,7 +12,7 @@ import pytest
 from pypdf import PdfReader, PdfWriter
 
 from halter.core.ports import Extracted, UnreadableFile
-from halter.documents import KINDS_BY_SUFFIX, extract
+from halter.documents.extraction import KINDS_BY_SUFFIX, extract
 
 
 def pdf(*pages: str, compressed: bool = False) -> bytes:

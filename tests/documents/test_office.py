@@ -12,7 +12,8 @@ from openpyxl import Workbook
 from pptx import Presentation
 
 from halter.core.ports import Extracted, UnreadableFile
-from halter.documents import MAX_PACKAGE_PARTS, MAX_UNPACKED_BYTES, extract, extract_office_text
+from halter.documents.extraction import extract
+from halter.documents.office_text import MAX_PACKAGE_PARTS, MAX_UNPACKED_BYTES, extract_office_text
 
 
 async def text_of(name: str, data: bytes) -> str:

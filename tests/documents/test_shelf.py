@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from halter.core.ports import UnreadableFile
-from halter.documents import MAX_DOCUMENT_BYTES, DocumentBytes, digest_file, read_document, scan_documents
+from halter.documents.files import MAX_DOCUMENT_BYTES, DocumentBytes, digest_file, read_document, scan_documents
 
 
 def flaw(result: object) -> str:

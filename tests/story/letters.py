@@ -10,7 +10,7 @@ from typing import Any
 
 from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
 
-from halter.core.ports import OutgoingNotification
+from halter.core.notifications import OutgoingNotification
 
 LETTER = OutgoingNotification(
     id="n1", subject="Three contracts lapse", text="Look at them.\n", agent="night-watch", session="s1", about="finding"

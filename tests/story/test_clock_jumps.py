@@ -11,7 +11,9 @@ from halter.core.events import CallSettled
 from halter.core.ids import WorkerId
 from halter.core.ports import Lease
 from halter.core.rows import SessionRow
-from halter.dispatch.heartbeat import ObservedHeads, StoreClock, acquire_lease
+from halter.dispatch.heartbeat import acquire_lease
+from halter.dispatch.idle import ObservedHeads
+from halter.dispatch.store_clock import StoreClock
 from halter.guard.approvals import answer_decision
 from halter.testing.fakes import ManualClock
 from halter.testing.world import World

@@ -36,7 +36,7 @@ from halter.demo.incidents import (
     summarize_incident,
     write_handbook,
 )
-from halter.journal.sqlite import open_read_only
+from halter.journal.sqlite_connection import open_read_only
 
 NAMES = [scene.name for scene in SCENES]
 STUCK, IDLE, PARALLEL = SCENES

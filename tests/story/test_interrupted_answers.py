@@ -22,7 +22,8 @@ from halter.models.scripted import Scripted
 from halter.operations import control
 from halter.operations.actor import Actor, Principal
 from halter.operations.decisions import get_open_decision
-from halter.redaction.redact import Redactor, StreamRedactor
+from halter.redaction.redact import Redactor
+from halter.redaction.stream_redactor import StreamRedactor
 from halter.runtime.runtime import Runtime
 from halter.settings import Settings
 from halter.testing.world import World

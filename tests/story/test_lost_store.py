@@ -32,7 +32,8 @@ from halter.guard.ledger import Ledger
 from halter.guard.prepare import Call, SessionContext
 from halter.journal.open import open_store
 from halter.journal.postgres import PostgresEngine
-from halter.journal.store import JournalStore, StoreProblem
+from halter.journal.store import JournalStore
+from halter.journal.store_retry import StoreProblem
 from halter.journal.verify import verify_store
 from halter.loop.session_runtime import SessionRuntime
 from halter.redaction.secrets import GivenSecrets

@@ -14,8 +14,9 @@ from halter.core.clock import MINUTE, SECOND
 from halter.core.events import GuardrailTriggered, RequestSettled, RequestStarted, SessionParked, SessionStarted
 from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.messages import Prompt, make_user_message
-from halter.core.money import MINUTE_WINDOW, BudgetRow, Cap, RateLimit
+from halter.core.money import MINUTE_WINDOW, BudgetRow, Cap
 from halter.core.ports import Query, Stored, Write
+from halter.core.rates import RateLimit
 from halter.core.rows import HoldRow, SessionRow
 from halter.core.usage import ModelName, Price, Usage
 from halter.guard.guard import GuardRuntime

@@ -8,7 +8,7 @@ from typer.testing import CliRunner, Result
 
 from halter.cli.commands import build_command_tree
 from halter.config.trust import digest_folder
-from halter.journal.sqlite import is_disk_full
+from halter.journal.sqlite_connection import is_disk_full
 from halter.runtime.assembly.folder_code import open_trust
 from halter.settings import read_settings
 

@@ -7,7 +7,8 @@ from autonomous import Fleet
 from halter.core.clock import HOUR, MINUTE
 from halter.core.events import ItemReleased, NotificationQueued
 from halter.core.ids import OUTBOX
-from halter.core.ports import Query, parse_notification, read_body
+from halter.core.notifications import parse_notification
+from halter.core.ports import Query, read_body
 from halter.core.rows import ItemRow, NotificationRow
 from halter.operations.actor import Actor, Principal
 from halter.operations.messages import send_message

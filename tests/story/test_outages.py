@@ -12,7 +12,8 @@ from halter.core.errors import ModelError, ModelRejected, ModelUnavailable, Mode
 from halter.core.events import FindingReviewed, NotificationQueued, SessionParked, TurnStarted
 from halter.core.ids import OUTBOX
 from halter.core.messages import Prompt, Reply, TextListener
-from halter.core.ports import Query, parse_notification, read_body
+from halter.core.notifications import parse_notification
+from halter.core.ports import Query, read_body
 from halter.core.rows import ItemRow, OutageRow, SpendRow
 from halter.core.tools import Permit
 from halter.core.usage import Usage

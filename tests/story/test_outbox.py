@@ -13,16 +13,8 @@ from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.errors import StoreUnusable
 from halter.core.events import NotificationFailed, NotificationQueued, NotificationSent
 from halter.core.ids import OUTBOX, StreamId, session_stream
-from halter.core.ports import (
-    Committed,
-    DeliveryFailed,
-    Draft,
-    NotificationContent,
-    OutgoingNotification,
-    Query,
-    Sender,
-    Write,
-)
+from halter.core.notifications import DeliveryFailed, NotificationContent, OutgoingNotification, Sender
+from halter.core.ports import Committed, Draft, Query, Write
 from halter.core.rows import NotificationRow
 from halter.notify import make_sender
 from halter.redaction.secrets import GivenSecrets

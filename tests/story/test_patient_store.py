@@ -19,8 +19,9 @@ from halter.core.vocabulary import RowKey
 from halter.journal.apply import WorkingSet
 from halter.journal.connection import PostgresAddress, translate_postgres_error
 from halter.journal.memory import MemoryEngine
-from halter.journal.sqlite import translate_sqlite_error
-from halter.journal.store import RETRYING, JournalStore, StoreProblem
+from halter.journal.sqlite_connection import translate_sqlite_error
+from halter.journal.store import JournalStore
+from halter.journal.store_retry import RETRYING, StoreProblem
 from halter.runtime.runtime import Runtime
 from halter.state import lifecycle
 from halter.testing.world import World

@@ -8,7 +8,8 @@ from halter.channels.channel import describe_status
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.events import NotificationQueued, RunSkipped, TurnEnded, TurnStarted
 from halter.core.ids import OUTBOX
-from halter.core.ports import Query, parse_notification, read_body
+from halter.core.notifications import parse_notification
+from halter.core.ports import Query, read_body
 from halter.core.rows import SpendRow
 from halter.dashboard.home import arrange_cards, list_unhealthy_parts
 from halter.dashboard.labels import is_unwell, label_health

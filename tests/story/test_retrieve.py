@@ -13,7 +13,9 @@ from halter.core.events import DocumentRead
 from halter.core.ids import SortableIds
 from halter.core.ports import Chunk, Extracted, FoundChunk
 from halter.core.tools import Failed, Invalid, Permit
-from halter.documents import DocumentBytes, extract, read_document, scan_documents, split_into_chunks
+from halter.documents.chunks import split_into_chunks
+from halter.documents.extraction import extract
+from halter.documents.files import DocumentBytes, read_document, scan_documents
 from halter.journal.open import open_store
 from halter.journal.store import JournalStore
 from halter.tasks.retrieve import DocumentRef, retrieve_chunks

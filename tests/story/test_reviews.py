@@ -9,7 +9,8 @@ import pytest
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import FindingEmitted, FindingReviewed, JudgesChosen, NotificationQueued, RequestStarted
 from halter.core.messages import Model, Prompt, Reply, Text, ToolCall
-from halter.core.ports import parse_notification, read_body
+from halter.core.notifications import parse_notification
+from halter.core.ports import read_body
 from halter.core.usage import ModelName
 from halter.guard.halts import cancel, halt, resume
 from halter.guard.request import AnsweredRequest, FailedRequest, ModelRequest

@@ -36,7 +36,8 @@ from halter.runtime.feed import CommitObserver
 from halter.runtime.telemetry.metrics import MetricTable
 from halter.runtime.telemetry.spans import SpanSender, open_span_sender
 from halter.runtime.telemetry.tracer import SessionTracer, count_metrics
-from halter.state.trace import Span, SpanReference
+from halter.state.trace import Span
+from halter.state.trace_context import SpanReference
 from halter.testing.world import World
 from tests.story.test_cli_talk import Person, until
 from tests.story.test_cli_up import RUNS, Up

@@ -24,7 +24,8 @@ from halter.core.money import Caps, Spender, make_legs
 from halter.core.ports import Draft, Lease, Query, Store, Write, offload_body
 from halter.core.rows import HoldRow, SessionRow
 from halter.dispatch.dispatcher import AttendLease, RunningSessions
-from halter.dispatch.heartbeat import IdleLimits, has_pause_expired, is_idle_too_long, renew_leases
+from halter.dispatch.heartbeat import renew_leases
+from halter.dispatch.idle import IdleLimits, has_pause_expired, is_idle_too_long
 from halter.guard.ledger import ActualResult
 from halter.guard.request import MODEL_REQUEST_TIMEOUT
 from halter.runtime.runtime import Runtime

@@ -10,6 +10,7 @@ from halter.core.clock import SECOND
 from halter.core.events import CapChanged
 from halter.core.ids import StreamId
 from halter.core.ports import Stored
+from halter.journal.checkpoint_log import CheckpointLog, read_checkpoint_log
 from halter.journal.checkpoints import (
     Checkpoint,
     Checkpointer,
@@ -18,7 +19,6 @@ from halter.journal.checkpoints import (
     public_key_path,
     read_public_keys,
 )
-from halter.journal.verify import CheckpointLog, read_checkpoint_log
 
 STORE = "store"
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from halter.journal.checkpoint_log import CheckpointLog, read_checkpoint_log
 from halter.journal.checkpoints import checkpoint_file, load_signing_key
-from halter.journal.verify import CheckpointLog, read_checkpoint_log
 
 if TYPE_CHECKING:
     from conftest import Desk

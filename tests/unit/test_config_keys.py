@@ -16,8 +16,9 @@ from halter.config.resolve import REVIEW_PHASES, resolve_agent, resolve_policy
 from halter.config.yaml_reader import load_bytes
 from halter.core.clock import DAY, HOUR, MINUTE
 from halter.core.errors import ConfigError
-from halter.core.money import Cap, RateLimit
+from halter.core.money import Cap
 from halter.core.provenance import ArgumentUse, Declaration
+from halter.core.rates import RateLimit
 from halter.core.tools import ProviderTool, ToolSpec
 from halter.core.usage import FREE_PRICE, Price
 from halter.policy.evaluation import ResolvedPolicy

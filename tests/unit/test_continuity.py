@@ -15,9 +15,9 @@ from halter.core.events import CallSettled, DecisionMade, HaltRequested, StoreAc
 from halter.core.ids import FLEET
 from halter.core.money import Charge
 from halter.core.ports import Stored
+from halter.journal.checkpoint_log import read_checkpoint_log
 from halter.journal.checkpoints import Checkpointer, CheckpointIo, checkpoint_file, load_signing_key
 from halter.journal.open import FITTING_CHECKPOINTS, AcceptancePending, Continuity, OlderCopy, format_store_location
-from halter.journal.verify import read_checkpoint_log
 from tests.unit.conftest import event as made
 
 STORE = "store"

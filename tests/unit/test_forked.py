@@ -21,7 +21,7 @@ import pytest
 
 from halter.core.events import HaltLifted
 from halter.core.tools import AGENT_VARIABLE, EffectStatus, Failed, JournalEffect, Output, Permit, Unstoppable, Valid
-from halter.journal.sqlite import open_connection
+from halter.journal.sqlite_connection import open_connection
 from halter.system.forks import ForkLock, fork
 from halter.testing.world import SeedLoop, run_in_virtual_time
 from halter.tools.function_tool import Deps, FunctionTool, tool

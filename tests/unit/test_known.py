@@ -22,8 +22,10 @@ from halter.guard.halts import halt
 from halter.journal.apply import Changes, WorkingSet
 from halter.journal.engine import MAX_CACHED_ROWS, MAX_CACHED_WRITES, RowCache
 from halter.journal.memory import MemoryEngine
-from halter.journal.sqlite import ForkSafeConnection, SqliteEngine
-from halter.journal.store import DONE_BEFORE_YIELD, JournalStore
+from halter.journal.sqlite import SqliteEngine
+from halter.journal.sqlite_connection import ForkSafeConnection
+from halter.journal.store import JournalStore
+from halter.journal.writer import DONE_BEFORE_YIELD
 
 FLEET: RowKey = (HaltRow, "fleet")
 HALTED = HaltRow("fleet", 1, 1, "ada", "", 0)

@@ -10,25 +10,12 @@ import pytest
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND, window_at, window_end
 from halter.core.errors import LeaseLost, StoreUnavailable
 from halter.core.events import CallStarted, CostCapReached, OverrunIncurred, RequestStarted
+from halter.core.forecast import COLD_START_COST, CostForecast
 from halter.core.ids import WorkerId, session_stream
-from halter.core.money import (
-    COLD_START_COST,
-    MAX_AMOUNT,
-    Account,
-    BudgetRow,
-    Cap,
-    Caps,
-    Charge,
-    CostForecast,
-    Leg,
-    RateLimit,
-    Spender,
-    list_accounts,
-    make_legs,
-    make_rate_legs,
-)
+from halter.core.money import MAX_AMOUNT, Account, BudgetRow, Cap, Caps, Charge, Leg, Spender, list_accounts, make_legs
 from halter.core.ports import BLOB_THRESHOLD, Lease, Query, Write
 from halter.core.project.holds import rows_of_hold
+from halter.core.rates import RateLimit, make_rate_legs
 from halter.core.rows import HoldRow, SpendRow
 from halter.core.usage import Usage
 from halter.core.vocabulary import Purpose

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from halter.core.forecast import COLD_START_COST, CostForecast, forecast_cost
 from halter.core.money import (
-    COLD_START_COST,
     DOLLAR,
     Account,
     BudgetRow,
@@ -21,14 +21,12 @@ from halter.core.money import (
     Caps,
     Charge,
     Contended,
-    CostForecast,
     Leg,
     Overrun,
     Reserved,
     Spender,
     Unit,
     compute_cap_overrun,
-    forecast_cost,
     format_bound_micros,
     format_compared_micros,
     format_exact_micros,

@@ -3,7 +3,7 @@
 from halter.core.clock import DAY, HOUR, MINUTE
 from halter.core.events import NotificationFailed, NotificationQueued, NotificationSent
 from halter.core.ids import OUTBOX
-from halter.core.ports import NotificationContent, parse_notification
+from halter.core.notifications import NotificationContent, parse_notification
 from halter.core.rows import NotificationRow
 from halter.tasks.task_tools import compute_notification_backoff, queue_notification, record_send_failure, record_sent
 

@@ -9,7 +9,8 @@ from functools import partial
 
 import pytest
 
-from halter.redaction.redact import Redactor, StreamRedactor
+from halter.redaction.redact import Redactor
+from halter.redaction.stream_redactor import StreamRedactor
 from halter.system.prints import MaskedPrints, install_print_masks, print_masked_output
 
 SECRET = "correct-horse-battery-staple-41"

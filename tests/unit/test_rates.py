@@ -12,26 +12,11 @@ from hypothesis import strategies as st
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import AnyEvent, GuardrailTriggered, RequestRefused, RequestSettled, RequestStarted
 from halter.core.ids import StreamId, session_stream
-from halter.core.money import (
-    MINUTE_WINDOW,
-    BudgetRow,
-    Cap,
-    Caps,
-    Charge,
-    Contended,
-    Leg,
-    RateLimit,
-    RateReached,
-    Reserved,
-    Spender,
-    check_rate_legs,
-    find_rate_limits,
-    make_rate_legs,
-    settle,
-)
+from halter.core.money import MINUTE_WINDOW, BudgetRow, Cap, Caps, Charge, Contended, Leg, Reserved, Spender, settle
 from halter.core.project import project_event
 from halter.core.project.holds import budget_row
 from halter.core.project.projection import EraseBodies
+from halter.core.rates import RateLimit, RateReached, check_rate_legs, find_rate_limits, make_rate_legs
 from halter.core.usage import FREE_PRICE
 from halter.core.vocabulary import Row, RowKey
 from halter.guard.judge import list_halt_rows

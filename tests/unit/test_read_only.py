@@ -2,7 +2,7 @@
 
 import pytest
 
-from halter.risk.risk import only_reads
+from halter.risk.read_only import only_reads
 
 READING = """\
 ls -la

@@ -21,12 +21,12 @@ from halter.core.messages import Message, Prompt, Text, ToolCall, make_user_mess
 from halter.core.ports import Lease
 from halter.core.tools import ToolSpec
 from halter.redaction.key_patterns import SECRET_FAMILIES
+from halter.redaction.prompt_masker import PromptMasker
 from halter.redaction.redact import (
     MAX_CACHED_CHARACTERS,
     MAX_CACHED_TEXT_LENGTH,
     MAX_CACHED_TEXTS,
     CleanTexts,
-    PromptMasker,
     Redactor,
     SecretSpan,
     is_secret_name,

@@ -5,7 +5,8 @@ import random
 import pytest
 
 from bench import corpus
-from halter.redaction.redact import Redactor, StreamRedactor
+from halter.redaction.redact import Redactor
+from halter.redaction.stream_redactor import StreamRedactor
 
 REDACTOR = Redactor({})
 SEEDS = (1, 2, 3)

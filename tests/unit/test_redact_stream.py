@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halter.redaction.redact import Redactor, StreamRedactor
+from halter.redaction.redact import Redactor
+from halter.redaction.stream_redactor import StreamRedactor
 
 SECRET = "open sesame/4+2"
 REDACTOR = Redactor({"MINE": SECRET})

@@ -16,7 +16,6 @@ from halter.front_door.fast_paths import (
     HELP_ANSWER,
     ClockQuestion,
     Decided,
-    FastPath,
     HotStateQuestion,
     RoutingContext,
     ScheduleName,
@@ -27,6 +26,7 @@ from halter.front_door.fast_paths import (
 )
 from halter.front_door.route import Delegated, RoutingDecision, Scheduled, Script, Strategy, route_message
 from halter.front_door.schedule_parser import Unclear
+from halter.front_door.sentences import FastPath
 
 # A Sunday, 15:00 in Berlin.
 NOW = int(datetime(2026, 11, 15, 14, 0, tzinfo=UTC).timestamp()) * SECOND

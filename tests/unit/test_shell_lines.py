@@ -10,7 +10,8 @@ import pytest
 
 from halter.core.tools import ToolSpec, Valid
 from halter.core.vocabulary import RiskLevel
-from halter.risk.risk import RISK_ORDER, assess_risk, only_reads
+from halter.risk.read_only import only_reads
+from halter.risk.risk import RISK_ORDER, assess_risk
 
 CORPUS = Path(__file__).parents[1] / "corpus"
 SPEC = ToolSpec(name="act", description="Acts.", schema=b"{}", level="RESTRICTED", effect="write")

@@ -20,18 +20,9 @@ from halter.core.clock import DAY, HOUR, MINUTE, QUARTER, window_end
 from halter.core.events import AnyEvent, CostCapReached, RequestRefused, RequestStarted
 from halter.core.ids import FLEET
 from halter.core.messages import Prompt, Reply, TextListener, bound_prompt_tokens
-from halter.core.money import (
-    BudgetRow,
-    Cap,
-    CapReached,
-    Caps,
-    Leg,
-    RateLimit,
-    find_rate_limits,
-    list_accounts,
-    make_legs,
-)
+from halter.core.money import BudgetRow, Cap, CapReached, Caps, Leg, list_accounts, make_legs
 from halter.core.project.holds import budget_key
+from halter.core.rates import RateLimit, find_rate_limits
 from halter.core.rows import FleetPolicyRow, HaltRow
 from halter.core.tools import Invalid, Permit, find_secret_names
 from halter.core.usage import FREE_PRICE, ModelName, ModelPrices, Price, Unpriced

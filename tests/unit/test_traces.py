@@ -30,16 +30,8 @@ from halter.core.money import Charge
 from halter.core.ports import Stored
 from halter.core.usage import Usage
 from halter.core.vocabulary import Event
-from halter.state.trace import (
-    Span,
-    SpanReference,
-    Trace,
-    advance_trace,
-    begin_trace,
-    find_waker,
-    join_parent,
-    parse_traceparent,
-)
+from halter.state.trace import Span, Trace, advance_trace, begin_trace, find_waker, join_parent
+from halter.state.trace_context import SpanReference, parse_traceparent
 
 CANARY = "canary-7f3a"
 REPLY = Reply((Text(f"I write {CANARY}"), ToolCall("c", "send", f'{{"to":"{CANARY}"}}')), "calls")

@@ -4,7 +4,7 @@ import pytest
 
 from halter.core.clock import HOUR, SECOND
 from halter.dispatch.dispatcher import find_version_in_force
-from halter.dispatch.heartbeat import StoreClock, read_steady_clock, read_wall_clock
+from halter.dispatch.store_clock import StoreClock, read_steady_clock, read_wall_clock
 from halter.dispatch.workers import WorkerInfo, WorkerRow
 
 NOW = 1_000

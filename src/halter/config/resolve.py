@@ -36,7 +36,8 @@ from halter.config.skill_files import list_skill_folders, read_skills
 from halter.config.yaml_reader import KeyPath, load_bytes
 from halter.core.clock import MINUTE
 from halter.core.errors import ConfigError
-from halter.core.money import Cap, Caps, RateLimit
+from halter.core.money import Cap, Caps
+from halter.core.rates import RateLimit
 from halter.core.text import describe_value, shorten
 from halter.core.usage import FREE_PRICE, ModelName
 from halter.policy.defaults import (

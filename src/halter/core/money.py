@@ -10,15 +10,14 @@ one, and events of earlier minutes do not change it.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Sequence
 from decimal import ROUND_CEILING, Decimal
 from functools import lru_cache
 from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
 
-from halter.core.clock import MINUTE, QUARTER, SECOND, WindowLength, window_after, window_at, window_end
+from halter.core.clock import MINUTE, QUARTER, WindowLength, window_after, window_at, window_end
 from halter.core.ids import session_stream
 from halter.core.vocabulary import Row, RowKey
 
@@ -36,7 +35,6 @@ MAX_AMOUNT: Final = 1_000_000_000 * DOLLAR
 """The largest single amount, chosen so that a store can hold sums of amounts."""
 
 INTEGER_LIMIT: Final = 2**63
-
 
 Usd = Annotated[Decimal, msgspec.Meta(description="Dollars, exact to six decimals.")]
 
@@ -307,29 +305,6 @@ def compute_cap_overrun(budget: BudgetRow, cap: int | None) -> int:
     return max(0, budget.spent + budget.held - cap - budget.overrun)
 
 
-class CostForecast(msgspec.Struct, frozen=True):
-    """The expected cost, and a bound that the cost will rarely exceed."""
-
-    mean: int
-    bound: int
-    samples: int
-
-
-MAX_SAMPLES = 100
-MIN_SAMPLES = 5
-COLD_START_COST = 5_000
-
-
-def forecast_cost(costs: Sequence[int], cold_start: int = COLD_START_COST) -> CostForecast:
-    """Return the mean and the mean + 3σ of the newest costs; a default until there are enough samples."""
-    if len(costs) < MIN_SAMPLES:
-        return CostForecast(cold_start, cold_start, len(costs))
-    newest = costs[:MAX_SAMPLES]
-    mean = sum(newest) / len(newest)
-    deviation = math.sqrt(sum((cost - mean) ** 2 for cost in newest) / len(newest))
-    return CostForecast(math.ceil(mean), math.ceil(mean + 3 * deviation), len(newest))
-
-
 class Cap(msgspec.Struct, frozen=True):
     """A `max_cost_usd` in micro-dollars, for a scope's whole life or per window; None is an explicit `none`."""
 
@@ -489,88 +464,3 @@ def _pick_tighter_leg(leg: Leg, other_leg: Leg | None) -> Leg:
 def carve(parent: str, cap: int, parent_cap: int | None) -> tuple[Leg, ...]:
     """Carve a sub-session's cap out of its parent's. The other scopes count the actual costs."""
     return (Leg(f"session:{parent}", "", "usd", parent_cap, cap),)
-
-
-class RateLimit(msgspec.Struct, frozen=True):
-    requests: int | None = None
-    tokens: int | None = None
-
-
-RateLimits = tuple[tuple[str, RateLimit], ...]
-"""The named rates of a request: those of its model and of its provider."""
-
-
-class RateReached(msgspec.Struct, frozen=True):
-    """The rate of the current minute is used up."""
-
-    leg: Leg
-    until: int
-
-    @property
-    def sentence(self) -> str:
-        name, cap = self.leg.scope.removeprefix("model:"), self.leg.cap or 0
-        unit = self.leg.unit.removesuffix("s") if cap == 1 else self.leg.unit
-        end = datetime.fromtimestamp(self.until // SECOND, UTC)
-        return f"Waiting for the rate limit of {name} until {end:%H:%M:%S} UTC: {cap:,} {unit} a minute."
-
-
-def find_rate_limits(rates: Mapping[str, RateLimit], model: str) -> RateLimits:
-    """Find the rates of a model: its own, and the one for all models of its provider."""
-    names = (model, f"{model.partition(':')[0]}:*")
-    return tuple((name, rates[name]) for name in names if name in rates)
-
-
-def make_rate_legs(rates: RateLimits, now: int, tokens: int) -> tuple[Leg, ...]:
-    """Spread a request over its rates.
-
-    A request for more tokens than a minute allows holds the whole minute, since it could never fit otherwise.
-    """
-    if not rates:
-        return ()
-    window, legs = window_at("minute", now), list[Leg]()
-    for name, rate in rates:
-        if rate.requests is not None:
-            legs.append(Leg(f"model:{name}", window, "requests", rate.requests, 1))
-        if rate.tokens is not None:
-            legs.append(Leg(f"model:{name}", window, "tokens", rate.tokens, min(tokens, rate.tokens)))
-    return tuple(legs)
-
-
-def check_rate_legs(legs: Sequence[Leg], budget_of: FindBudget) -> Reserved | Contended | RateReached:
-    """Decide whether a request fits this minute. Held tokens may be freed; held requests are not."""
-    contended: Contended | None = None
-    for leg in legs:
-        row, cap = budget_of(leg), leg.cap or 0
-        if row.cap_at > _minute_start(leg):
-            return Contended(leg, row)
-        used = row.spent + (row.held if leg.unit == "requests" else 0)
-        if leg.amount > cap - used:
-            return RateReached(leg, _minute_start(leg) + MINUTE)
-        if leg.amount > cap - row.spent - row.held:
-            contended = Contended(leg, row)
-    return contended or Reserved(tuple(legs))
-
-
-def start_minute_row(row: BudgetRow | None, account: Account) -> BudgetRow:
-    """Return the row for the minute of an account: the given row, or an empty one if the minute is newer."""
-    minute_start = _minute_start(account)
-    if row is not None and row.cap_at >= minute_start:
-        return row
-    return BudgetRow(account.scope, MINUTE_WINDOW, account.unit, 0, minute_start)
-
-
-def add_to_minute(row: BudgetRow, leg: Leg, *, spent: int = 0, held: int = 0) -> BudgetRow:
-    """Add to the sums of a minute; an earlier minute is ignored.
-
-    The overrun is derived from the sums, so that any order of the same events gives the same row.
-    """
-    minute_start = _minute_start(leg)
-    if row.cap_at > minute_start:
-        return row
-    new_row = row.with_cap(leg.cap, minute_start).with_amounts(spent=spent, held=held)
-    excess = 0 if new_row.cap is None else max(0, new_row.spent + new_row.held - new_row.cap)
-    return msgspec.structs.replace(new_row, overrun=excess)
-
-
-def _minute_start(account: Account) -> int:
-    return (window_end(account.window) or 0) - MINUTE

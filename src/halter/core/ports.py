@@ -1,38 +1,16 @@
 """The ports of the store and of notification channels, and the values that pass through them."""
 
-import re
-import unicodedata
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 from msgspec.structs import force_setattr
 
-from halter.core.errors import HalterError
 from halter.core.events import AnyEvent, Unknown
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId, session_stream
-from halter.core.text import clean, decode_body
 from halter.core.vocabulary import R, RowKey
 
-MAX_WORD_LENGTH: Final = 40
-"""Maximum number of letters of a word that are indexed."""
-
-MAX_INDEXED_WORDS: Final = 5_000
-"""Maximum number of indexed words of a text: more than any chunk has, and few enough for every database."""
-
-MAX_QUERY_WORDS: Final = 32
-"""Maximum number of words of a query."""
-
 DocumentKind = Literal["text", "markdown", "html", "pdf", "docx", "xlsx", "pptx", "eml"]
-
-# Scripts without spaces: each character is a word.
-_UNSPACED: Final = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fdf\u3005-\u3007\u3041-\u30ff\u31f0-\u31ff"
-    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-)
-WORD_PATTERN: Final = f"(?:(?![{_UNSPACED}])[^\\W_])+|(?![\\W_])[{_UNSPACED}]"
-
-_FOREIGN: Final = re.compile("[^\x00-\x7f]+")
 
 
 class Chunk(msgspec.Struct, frozen=True):
@@ -70,40 +48,10 @@ class FoundChunk(msgspec.Struct, frozen=True):
     rank: float
 
 
-def fold_text(text: str) -> str:
-    """Normalize a text for comparison: case, accents and compatibility forms."""
-    if text.isascii():
-        return text.lower()
-    return _FOREIGN.sub(_strip_marks, unicodedata.normalize("NFKD", text)).casefold()
-
-
-def _strip_marks(match: re.Match[str]) -> str:
-    return "".join(letter for letter in match[0] if unicodedata.category(letter)[0] != "M")
-
-
-def split_words(text: str) -> tuple[str, ...]:
-    """Split a text into the words that every store indexes and searches: letters and digits only.
-
-    Stores receive these words instead of the text, so that a store's own tokenizer does not affect the results.
-    """
-    words: list[str] = []
-    for match in re.finditer(WORD_PATTERN, fold_text(text)):
-        words.append(match[0][:MAX_WORD_LENGTH])
-        if len(words) == MAX_INDEXED_WORDS:
-            break
-    return tuple(words)
-
-
-def split_query_words(query: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(split_words(query)))[:MAX_QUERY_WORDS]
-
-
 T = TypeVar("T")
-
 
 BLOB_THRESHOLD: Final = 32 * 1024
 """Size above which a body is stored as a blob, before the event that names it."""
-
 
 STREAM_PAGE: Final = 1000
 
@@ -389,63 +337,6 @@ async def read_stream(store: Store, stream: StreamId, after: int = 0) -> list[St
         if len(page) < STREAM_PAGE:
             break
     return events
-
-
-class NotificationContent(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of a queued notification.
-
-    `session` is set if the notification is about a session but not in that session's own stream.
-    """
-
-    subject: str = ""
-    text: str = ""
-    session: str = ""
-
-    def body(self) -> bytes:
-        content = NotificationContent(subject=clean(self.subject), text=clean(self.text), session=clean(self.session))
-        return msgspec.json.encode(content)
-
-
-def parse_notification(data: bytes) -> NotificationContent:
-    """Parse a notification. A body that is not JSON is its text."""
-    try:
-        return msgspec.json.decode(data, type=NotificationContent)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return NotificationContent(text=clean(decode_body(data)))
-
-
-class OutgoingNotification(msgspec.Struct, frozen=True, kw_only=True):
-    """A notification to send. `id` is the same on every attempt, so that duplicates are recognised.
-
-    `about` is its subject, and `at` when it was queued.
-    """
-
-    id: str
-    subject: str
-    text: str
-    agent: str
-    session: str = ""
-    about: str = ""
-    at: int = 0
-
-
-class DeliveryFailed(HalterError):
-    """A notification was probably not delivered. The message contains no secret.
-
-    With `may_retry`, another attempt may succeed.
-    """
-
-    def __init__(self, sentence: str, *, may_retry: bool) -> None:
-        super().__init__(sentence)
-        self.may_retry = may_retry
-
-
-class Sender(Protocol):
-    """A notification channel."""
-
-    async def send(self, notification: OutgoingNotification) -> None:
-        """Send a notification, or raise DeliveryFailed. After a cancellation it may still have been sent."""
-        ...
 
 
 async def load_body(store: Store, body: bytes | None, blob: Digest | None) -> bytes | None:

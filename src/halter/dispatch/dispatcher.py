@@ -26,16 +26,16 @@ from halter.core.ids import SessionId, WorkerId
 from halter.core.ports import ALL_STREAMS, AgentConcurrency, Change, Draft, Lease, Query, Rows, Store, Ticket, Write
 from halter.core.rows import SessionRow
 from halter.core.text import clean, shorten
-from halter.dispatch.heartbeat import (
+from halter.dispatch.idle import (
     NO_IDLE_LIMITS,
     WATCHDOG_INTERVAL,
     IdleLimits,
     ObservedHeads,
-    StoreClock,
     find_idle_since,
     halt_idle_session,
     pause_session,
 )
+from halter.dispatch.store_clock import StoreClock
 from halter.dispatch.workers import WorkerRow
 from halter.guard.halts import Departures
 from halter.loop.session_runtime import (

@@ -13,7 +13,6 @@ from halter.core.schedules import Timing, explain_timing
 from halter.front_door.fast_paths import (
     MAX_FAST_PATH_LENGTH,
     Detail,
-    FastPath,
     Plain,
     RoutingContext,
     find_fast_path,
@@ -30,6 +29,7 @@ from halter.front_door.schedule_parser import (
     strip_thanks,
     trim_message,
 )
+from halter.front_door.sentences import FastPath
 
 Strategy = Literal["DIRECT_RESPONSE", "GOAL", "SCHEDULED_TASK", "SUB_AGENT", "SCRIPT"]
 

@@ -24,19 +24,16 @@ from halter.core.money import (
     Caps,
     Contended,
     Leg,
-    RateLimits,
-    RateReached,
     Reserved,
     Spender,
     assign_legs,
-    check_rate_legs,
     first_window_end,
     make_legs,
-    make_rate_legs,
     reserve,
 )
 from halter.core.ports import Draft, Rows
 from halter.core.project.holds import POLICY_KEY, BudgetKey, budget_key, budget_row
+from halter.core.rates import RateLimits, RateReached, check_rate_legs, make_rate_legs
 from halter.core.rows import FleetPolicyRow, HoldRow
 from halter.core.usage import ModelPrices, Unpriced
 from halter.core.vocabulary import Outcome, Purpose, RowKey

@@ -16,21 +16,10 @@ import msgspec
 from halter.core.clock import DAY, SECOND, Clock, read_monotonic
 from halter.core.events import AnyEvent, CallSettled, CapChanged, DecisionAsked, OverrunIncurred, RequestSettled
 from halter.core.events.effects import SubSessionCost, UnheldCost
+from halter.core.forecast import COLD_START_COST, MAX_SAMPLES, CostForecast, forecast_cost
 from halter.core.ids import FLEET, Digest, StreamId, can_decide, make_sub_session_id, parse_session_id, session_stream
 from halter.core.messages import Text
-from halter.core.money import (
-    COLD_START_COST,
-    MAX_AMOUNT,
-    MAX_SAMPLES,
-    Account,
-    BudgetRow,
-    Charge,
-    CostForecast,
-    Unit,
-    compute_cap_overrun,
-    forecast_cost,
-    settle,
-)
+from halter.core.money import MAX_AMOUNT, Account, BudgetRow, Charge, Unit, compute_cap_overrun, settle
 from halter.core.ports import BLOB_THRESHOLD, Committed, Draft, Lease, Query, Rows, Store, Write, offload_body
 from halter.core.project import rows_of_event
 from halter.core.project.holds import PrepareCapCheck, budget_key, budget_row

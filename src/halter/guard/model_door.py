@@ -56,7 +56,8 @@ from halter.guard.request import (
     restore_request_outcome,
 )
 from halter.redaction.anonymize import AnonymizedPrompt, anonymize_prompt, rehydrate_reply
-from halter.redaction.redact import PromptMasker, Redact, mask_text
+from halter.redaction.prompt_masker import PromptMasker, mask_text
+from halter.redaction.redact import Redact
 from halter.state.session import InFlight, track_request
 
 _NO_SECRETS: Final = MappingProxyType[str, str]({})

@@ -16,19 +16,10 @@ from halter.core import money
 from halter.core.clock import QUARTER
 from halter.core.ids import key_scope, session_stream
 from halter.core.messages import AnonymizationPolicy, Model
-from halter.core.money import (
-    BudgetRow,
-    Cap,
-    Caps,
-    RateLimit,
-    ScopedCap,
-    Spender,
-    find_rate_limits,
-    list_accounts,
-    make_legs,
-)
+from halter.core.money import BudgetRow, Cap, Caps, ScopedCap, Spender, list_accounts, make_legs
 from halter.core.project.holds import BudgetKey, budget_key
 from halter.core.provenance import Flaw
+from halter.core.rates import RateLimit, find_rate_limits
 from halter.core.rows import HaltRow, RuleRow
 from halter.core.text import clean, encode_body
 from halter.core.tools import DOLLAR, Invalid, Tool, ToolSpec, Valid, find_secret_names

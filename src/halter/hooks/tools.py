@@ -29,7 +29,8 @@ from halter.core.tools import (
 )
 from halter.core.vocabulary import RiskLevel
 from halter.policy.order import find_strictest, is_covered
-from halter.risk.risk import assess_risk, only_reads
+from halter.risk.read_only import only_reads
+from halter.risk.risk import assess_risk
 from halter.spec.policy import ToolRule
 from halter.system.protected_paths import ProtectedEntry, ProtectedPaths
 from halter.tools.function_tool import canonical_json

@@ -21,7 +21,7 @@ from psycopg.waiting import Ready, Wait
 
 from halter.core.errors import RowRefused, StoreError, StoreUnavailable, StoreUnusable
 from halter.journal.engine import Conflict, load_queries, to_psycopg_parameters
-from halter.journal.sqlite import CONSTRAINT_ADVICE
+from halter.journal.sqlite_connection import CONSTRAINT_ADVICE
 
 PgConnection = psycopg.Connection[tuple[Any, ...]]
 

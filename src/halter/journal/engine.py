@@ -29,11 +29,11 @@ from halter.core.ports import (
     Offer,
     Stored,
     Ticket,
-    split_words,
 )
 from halter.core.rows import TABLES, AuditRow, HoldRow, StreamRow
 from halter.core.text import clean
 from halter.core.vocabulary import Row, RowKey
+from halter.core.words import split_words
 from halter.journal.apply import TIMES, Changes, WorkingSet
 
 

@@ -21,7 +21,7 @@ from halter.core.ports import Stored
 from halter.journal.apply import CHAIN_START
 from halter.journal.engine import StoreView, read_meta_values, read_store_id
 from halter.journal.rebuild import decode_damaged_facts, read_raw_events
-from halter.journal.verify import ChainBreak, StreamGap, StreamPosition, diagnose, find_body_flaw, is_successor
+from halter.journal.tampered_events import ChainBreak, StreamGap, StreamPosition, diagnose, find_body_flaw, is_successor
 
 EXPORT_FORMAT: Final = 1
 

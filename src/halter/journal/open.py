@@ -36,8 +36,10 @@ from halter.journal.checkpoints import (
 )
 from halter.journal.engine import Engine, load_queries
 from halter.journal.memory import MemoryEngine
-from halter.journal.sqlite import LEASE_DURATION, SqliteEngine, open_read_only
-from halter.journal.store import JournalStore, Observer
+from halter.journal.sqlite import LEASE_DURATION, SqliteEngine
+from halter.journal.sqlite_connection import open_read_only
+from halter.journal.store import JournalStore
+from halter.journal.writer import Observer
 
 if TYPE_CHECKING:
     from halter.journal.connection import PostgresAddress

@@ -59,7 +59,7 @@ from halter.loop.decide import (
 from halter.loop.history import SessionHistory, call_id, parse_attempt
 from halter.loop.prompt import ContextWindow, LoopSettings, ReadFacts, ReadVolatile, build_prompt, build_stable_prefix
 from halter.loop.session_runtime import CapListener, SessionRuntime, find_final_text, ignore
-from halter.redaction.redact import mask_message
+from halter.redaction.prompt_masker import mask_message
 from halter.state.session import replay
 
 

@@ -14,7 +14,8 @@ from halter.core.codec import decode
 from halter.core.events import AnyEvent, CallSettled, CallStarted, SensorChanged, SessionStarted, Unknown
 from halter.core.ids import Digest, StreamId, inbox_stream, parse_session_id, session_stream
 from halter.core.money import ZERO_USD, BudgetRow, Usd, micros_to_usd
-from halter.core.ports import Query, Store, Stored, parse_notification, read_body, read_content
+from halter.core.notifications import parse_notification
+from halter.core.ports import Query, Store, Stored, read_body, read_content
 from halter.core.rows import AgentRow, HaltRow, ItemRow, OutageRow, SavedHotState, SessionRow
 from halter.core.text import LAST_CHARACTER, decode_body, shorten, to_one_line
 from halter.core.vocabulary import END_STATES, ShownState
@@ -37,7 +38,8 @@ from halter.runtime.feed import serialize_event
 from halter.runtime.needs import Need, find_health, list_needs, list_unhealthy
 from halter.runtime.runtime import Runtime
 from halter.state.audit import AuditEntry, AuditReader, AuditRecord, Starter, make_audit_entry, summarize_body
-from halter.state.receipt import Receipt, TurnLine, make_receipt
+from halter.state.receipt import Receipt, make_receipt
+from halter.state.receipt_lines import TurnLine
 from halter.tasks.playbooks import decode_task
 
 PAGE: Final = 1000

@@ -11,7 +11,8 @@ from halter.core.codec import decode
 from halter.core.events import ItemQuarantined, NotificationQueued, RunsDelayed, RunSkipped, RunStarted
 from halter.core.ids import OUTBOX
 from halter.core.money import ZERO_USD, Usd, format_share, format_usd, micros_to_usd
-from halter.core.ports import Draft, NotificationContent, Query, Store, Write
+from halter.core.notifications import NotificationContent
+from halter.core.ports import Draft, Query, Store, Write
 from halter.core.project import rows_of_event
 from halter.core.rows import DecisionRow, FindingRow, HaltRow, ItemRow, NotificationRow, SessionRow
 from halter.core.text import clean, describe_need_count, shorten

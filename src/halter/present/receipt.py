@@ -11,7 +11,8 @@ from halter.core.text import format_count
 from halter.present.events import describe_review
 from halter.present.moments import format_moment
 from halter.present.sheet import Facts, Listing, Sheet
-from halter.state.receipt import Decision, Receipt, ReceiptLine
+from halter.state.receipt import Receipt
+from halter.state.receipt_lines import Decision, ReceiptLine
 
 UNSEEN: Final[Mapping[str, str]] = {
     "hooked": "Halter saw only the tool calls that passed the program's hooks: not its requests to models and their "

@@ -71,7 +71,7 @@ from halter.redaction.secrets import GivenSecrets
 from halter.runtime.runtime import DEFAULT_LEASE_DURATION, Runtime, follow_prices
 from halter.runtime.telemetry.tracer import trace_process
 from halter.server.listener import serve_asgi
-from halter.state.trace import find_traceparent, serve_caller
+from halter.state.trace_context import find_traceparent, serve_caller
 
 _LOG = logging.getLogger("halter")
 

@@ -18,6 +18,7 @@ import msgspec
 from halter.core.messages import Message, Part, Prompt, Reply, Text, ToolCall, ToolResult, bound_prompt_tokens
 from halter.core.text import encode_body
 from halter.core.tools import ToolSpec
+from halter.redaction.json_strings import change_json_strings, is_json
 from halter.redaction.personal_data import (
     PLACEHOLDER_KINDS,
     PLACEHOLDER_PATTERN,
@@ -26,7 +27,7 @@ from halter.redaction.personal_data import (
     compile_names,
     split_pieces,
 )
-from halter.redaction.redact import change_json_strings, change_texts, is_json
+from halter.redaction.prompt_masker import change_texts
 
 PLACEHOLDER_DIGITS: Final = (6, 16, 64)
 """Digits of the digest in a placeholder; more if two values would collide."""

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from halter.config.yaml_reader import Document
     from halter.core.tools import File
     from halter.guard.call_answer import ApprovalRequired
-    from halter.journal.store import ReportProblem
+    from halter.journal.store_retry import ReportProblem
     from halter.loop.loop import LoopObserver
     from halter.loop.session_runtime import WaitListener
     from halter.redaction.secrets import Secrets
@@ -191,7 +191,7 @@ class AgentProgram(ABC):
     async def _opening(self) -> "AsyncGenerator[AgentContext]":
         """Open the store, bind its policy, renew leases and assemble the agent."""
         from halter.dispatch.heartbeat import renew_leases
-        from halter.journal.store import ignore_problem
+        from halter.journal.store_retry import ignore_problem
         from halter.runtime.agent_context import AgentContext
         from halter.runtime.runtime import DEFAULT_LEASE_DURATION, follow_prices, open_runtime
         from halter.runtime.telemetry.tracer import trace_process

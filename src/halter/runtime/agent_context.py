@@ -23,8 +23,9 @@ from halter.guard.provenance_check import ProvenanceCheck
 from halter.loop.decide import ASK_USER, FINAL_ANSWER, YIELD
 from halter.models.price_tables import make_prices
 from halter.policy.evaluation import ResolvedPolicy
-from halter.redaction.redact import Redactor, StreamRedactor, select_secrets
+from halter.redaction.redact import Redactor, select_secrets
 from halter.redaction.secrets import Secrets
+from halter.redaction.stream_redactor import StreamRedactor
 from halter.runtime.assembly.assembled_agent import AssembledAgent
 from halter.runtime.document_index import read_result_files
 from halter.runtime.runtime import DEFAULT_LEASE_DURATION, Runtime

@@ -21,7 +21,8 @@ from halter.core.messages import AUDIO_PREFIX, Message, Text
 from halter.core.ports import Chunk, Draft, Extracted, FoundChunk, Store, UnreadableFile, offload_body
 from halter.core.text import to_one_line
 from halter.core.tools import OFFICE_TYPES, Failed, File
-from halter.redaction.redact import Redact, mask_message
+from halter.redaction.prompt_masker import mask_message
+from halter.redaction.redact import Redact
 from halter.spec.tasks import Collection
 from halter.system.folders import FileEntry, FileRefusal, allow_all
 from halter.tasks.retrieve import DocumentRef
@@ -55,7 +56,7 @@ class Library:
 
     async def files(self, path: str, pattern: str) -> Mapping[str, FileEntry] | UnreadableFile:
         """List the files of a folder, hidden ones only if the pattern names them."""
-        from halter.documents import scan_documents
+        from halter.documents.files import scan_documents
 
         entries = await asyncio.to_thread(scan_documents, self.resolve(path), pattern)
         if isinstance(entries, UnreadableFile) or _is_hidden(pattern):
@@ -91,7 +92,9 @@ class Library:
             return indexed_file
 
     async def _index_changed_file(self, path: Path, entry: FileEntry, name: str) -> IndexedFile:
-        from halter.documents import digest_file, extract, read_document, split_into_chunks
+        from halter.documents.chunks import split_into_chunks
+        from halter.documents.extraction import extract
+        from halter.documents.files import digest_file, read_document
 
         content = await asyncio.to_thread(read_document, path, refuses=self._refuses)
         if isinstance(content, UnreadableFile):
@@ -259,7 +262,7 @@ def find_office_suffix(file: File) -> str:
 
 
 async def _extract_text(file: File, suffix: str = "") -> Text | UnreadableFile:
-    from halter.documents import extract
+    from halter.documents.extraction import extract
     from halter.models.input_files import make_text_part
 
     suffix = suffix or find_office_suffix(file)

@@ -21,14 +21,12 @@ from halter.config.mcp_file import MCP_FILE
 from halter.config.resolve import ResolvedAgent
 from halter.core.clock import DAY, HOUR
 from halter.core.errors import ConfigError
+from halter.core.forecast import MAX_SAMPLES, MIN_SAMPLES, forecast_cost
 from halter.core.ids import session_stream
 from halter.core.money import (
-    MAX_SAMPLES,
-    MIN_SAMPLES,
     BudgetRow,
     Leg,
     Spender,
-    forecast_cost,
     format_bound_micros,
     format_exact_micros,
     list_accounts,

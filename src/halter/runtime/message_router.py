@@ -35,7 +35,6 @@ from halter.front_door.fast_paths import (
     ClockQuestion,
     Decided,
     HotStateQuestion,
-    Period,
     Plain,
     RoutingContext,
     ScheduleName,
@@ -47,6 +46,7 @@ from halter.front_door.fast_paths import (
 )
 from halter.front_door.route import Delegated, RoutingDecision, Scheduled, Script, route_message
 from halter.front_door.schedule_parser import Unclear
+from halter.front_door.sentences import Period
 from halter.guard import approvals, halts
 from halter.guard.approvals import PlannedTrigger, ask_question, list_pending_decisions, make_trigger_question
 from halter.guard.halts import read_halts

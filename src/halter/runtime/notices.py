@@ -17,20 +17,14 @@ import msgspec
 from halter.autonomy.upkeep import Unhealthy
 from halter.core.clock import DAY, MINUTE, SECOND, Clock, format_duration
 from halter.core.ids import OUTBOX, Digest, StreamId, is_inbox, parse_session_id
-from halter.core.ports import (
-    Change,
+from halter.core.notifications import (
     DeliveryFailed,
-    Draft,
     NotificationContent,
     OutgoingNotification,
-    Query,
-    Rows,
     Sender,
-    Store,
-    Write,
-    load_body,
     parse_notification,
 )
+from halter.core.ports import Change, Draft, Query, Rows, Store, Write, load_body
 from halter.core.rows import NotificationRow, OutageRow
 from halter.core.text import shorten
 from halter.core.vocabulary import State

@@ -26,7 +26,7 @@ from halter.loop.loop import NO_OBSERVER, LoopObserver
 from halter.loop.session_runtime import SessionRuntime, WaitListener, find_final_text
 from halter.loop.transcript_reader import has_denial, number_calls, read_past
 from halter.policy.evaluation import ResolvedPolicy
-from halter.redaction.redact import mask_message
+from halter.redaction.prompt_masker import mask_message
 from halter.runtime.agent_context import (
     LEASE_WAIT_TIMEOUT,
     NO_RUN_SETTINGS,

@@ -33,7 +33,8 @@ from halter.core.ports import ALL_STREAMS, Change, Lease, Query
 from halter.core.rows import NO_OWNER, AgentRow, SessionRow, TriggerRow, explain_newer_format
 from halter.core.text import clean, shorten
 from halter.dispatch.dispatcher import RunningSessions
-from halter.dispatch.heartbeat import IdleLimits, renew_leases
+from halter.dispatch.heartbeat import renew_leases
+from halter.dispatch.idle import IdleLimits
 from halter.dispatch.workers import WorkerRow
 from halter.guard.halts import halt, read_halts, switch_on
 from halter.loop.session_runtime import (

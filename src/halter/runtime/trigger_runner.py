@@ -44,8 +44,9 @@ from halter.core.events import (
     WakePosted,
 )
 from halter.core.events.triggers import SkipReason
+from halter.core.forecast import MAX_SAMPLES
 from halter.core.ids import FLEET, SessionId, inbox_stream, session_stream, trigger_stream
-from halter.core.money import MAX_SAMPLES, Leg, Spender, list_accounts
+from halter.core.money import Leg, Spender, list_accounts
 from halter.core.ports import Draft, Query, Rows, UnreadableFile, Write, offload_body
 from halter.core.project import rows_of_event
 from halter.core.rows import AgentRow, HaltRow, ItemRow, OutputRow, SessionRow, TriggerRow
@@ -61,7 +62,7 @@ from halter.runtime.needs import read_trigger_health
 from halter.runtime.session_origin import build_session_beginning, read_session_row
 from halter.runtime.worker import AutonomousAgent
 from halter.spec.triggers import AnyTrigger, Schedule, Watch, Webhook, inherit_trigger_caps, trigger_id
-from halter.state.trace import add_traceparent
+from halter.state.trace_context import add_traceparent
 from halter.state.trigger_records import (
     TriggerRecord,
     classify_trigger,

@@ -28,7 +28,8 @@ from halter.dispatch.dispatcher import (
     find_version_in_force,
     quarantine_session,
 )
-from halter.dispatch.heartbeat import HEARTBEAT_INTERVAL, StoreClock
+from halter.dispatch.heartbeat import HEARTBEAT_INTERVAL
+from halter.dispatch.store_clock import StoreClock
 from halter.dispatch.workers import WorkerInfo, WorkerRow
 from halter.guard.request import MODEL_REQUEST_TIMEOUT
 from halter.loop.loop import LoopObserver

@@ -36,7 +36,7 @@ from halter.server.listener import listen, serve_asgi
 from halter.server.middleware import STREAM_PATH, TOO_MANY_REQUESTS, VERSION_KEY, Attempts, ServerLimits, locate_scope
 from halter.server.responses import ERRORS, HIDDEN_ROUTE, JSON, Error, add_errors, encode_answer, make_request_desk
 from halter.server.stream import add_streams
-from halter.state.trace import serve_caller
+from halter.state.trace_context import serve_caller
 
 LINES: Final = "application/x-ndjson"
 READ: Final = tuple((each.path, each.run, each.result) for each in READS)

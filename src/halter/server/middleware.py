@@ -34,7 +34,7 @@ from halter.server.auth import (
     read_authorization,
     read_login_cookie,
 )
-from halter.state.trace import serve_caller
+from halter.state.trace_context import serve_caller
 
 MAX_BUCKETS: Final = 10_000
 """Maximum number of buckets; full ones are dropped first, since a new one is full as well."""

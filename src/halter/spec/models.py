@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from halter.core.clock import MINUTE
-from halter.core.money import RateLimit
+from halter.core.rates import RateLimit
 from halter.core.tools import ProviderTool
 from halter.spec.forms import (
     SecretReference,

@@ -27,7 +27,7 @@ from halter.core.rows import DecisionRow, HoldRow, OutageRow, SessionRow, decode
 from halter.core.text import clean
 from halter.core.vocabulary import Origin, RowKey, State, WakeCause
 from halter.state.session import check_transition
-from halter.state.trace import add_traceparent
+from halter.state.trace_context import add_traceparent
 
 ALWAYS_WAKING_CAUSES: frozenset[WakeCause] = frozenset(("message", "decision", "trigger", "child", "webhook", "timer"))
 """The causes that always wake a session; a signal wakes it only if the session named the signal."""

@@ -17,8 +17,8 @@ from halter.core.events import FindingReviewed, JudgesChosen
 from halter.core.events.tasks import ReviewOutcome
 from halter.core.messages import Model, Prompt
 from halter.core.money import format_compared_micros
-from halter.core.ports import WORD_PATTERN
 from halter.core.text import encode_body
+from halter.core.words import WORD_PATTERN
 from halter.guard.request import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
 from halter.loop.decide import End
 from halter.loop.prompt import make_question_prompt, read_form_answer

@@ -29,7 +29,8 @@ from halter.core.events import (
 )
 from halter.core.events.tasks import Severity, Support
 from halter.core.ids import FLEET, OUTBOX, session_stream
-from halter.core.ports import Draft, NotificationContent, Rows, Store, Write, read_body
+from halter.core.notifications import NotificationContent
+from halter.core.ports import Draft, Rows, Store, Write, read_body
 from halter.core.provenance import Declaration
 from halter.core.rows import DecisionRow, MemoryRow, NotificationRow
 from halter.core.text import clean, decode_body, encode_body, join_names, shorten

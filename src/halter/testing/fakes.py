@@ -46,7 +46,7 @@ from halter.dispatch.dispatcher import ServeTicket
 from halter.guard.halts import BudgetBusy
 from halter.guard.judge import lower_legs_to_policy
 from halter.guard.ledger import Ledger
-from halter.journal.store import StoreProblem, StoreRetry
+from halter.journal.store_retry import StoreProblem, StoreRetry
 from halter.state.session import InFlight, track_call, track_request
 
 

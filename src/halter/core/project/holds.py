@@ -6,11 +6,11 @@ from typing import Final
 
 import msgspec
 
-from halter.core import money
 from halter.core.events import CallSettled, HoldMade, HoldReleased, RequestSettled
 from halter.core.ids import FLEET
 from halter.core.money import MINUTE_WINDOW, Account, BudgetRow, Charge, Leg, Unit
 from halter.core.project.projection import EventPosition, MutableRows, RowsBefore
+from halter.core.rates import add_to_minute, start_minute_row
 from halter.core.rows import FleetPolicyRow, HoldRow, SessionRow, SpendRow, find_session
 from halter.core.usage import Usage
 from halter.core.vocabulary import Purpose, RowKey
@@ -37,7 +37,7 @@ def insert_hold(
     for leg in legs:
         row = budget_row(rows, leg)
         if row.window == MINUTE_WINDOW:
-            rows.save(money.add_to_minute(row, leg, held=leg.amount))
+            rows.save(add_to_minute(row, leg, held=leg.amount))
         else:
             rows.save(row.with_cap(leg.cap, at, "", leg.amount))
 
@@ -86,7 +86,7 @@ def free_hold(hold: HoldRow, charge: Charge, rows: MutableRows) -> int:
         row, amount, unit = budget_row(rows, leg), leg.amount, leg.unit
         cost = charge.tokens if unit == "tokens" else charge.of(unit)
         if row.window == MINUTE_WINDOW:
-            rows.save(money.add_to_minute(row, leg, spent=cost, held=-amount))
+            rows.save(add_to_minute(row, leg, spent=cost, held=-amount))
         else:
             rows.save(row.with_amounts(cost, -amount))
         if unit == "usd" and amount > held_usd:
@@ -126,7 +126,7 @@ def budget_row(rows: RowsBefore, account: Account) -> BudgetRow:
     """Return the row of an account, or an empty row."""
     window = account.window
     if window and window.startswith(MINUTE_WINDOW):
-        return money.start_minute_row(rows.get(BudgetRow, account.scope, MINUTE_WINDOW, account.unit), account)
+        return start_minute_row(rows.get(BudgetRow, account.scope, MINUTE_WINDOW, account.unit), account)
     row = rows.get(BudgetRow, account.scope, window, account.unit)
     return row if row is not None else BudgetRow(account.scope, window, account.unit)
 

@@ -15,11 +15,11 @@ from halter.core.errors import ConfigError, StoreError
 from halter.core.ports import Query
 from halter.core.rows import AgentRow, HoldRow, SessionRow
 from halter.core.text import format_count
-from halter.dispatch.heartbeat import StoreClock
+from halter.dispatch.store_clock import StoreClock
 from halter.dispatch.workers import WorkerRow
 from halter.journal.engine import list_migrations
 from halter.journal.open import find_store_file
-from halter.journal.sqlite import is_read_only, open_read_only
+from halter.journal.sqlite_connection import is_read_only, open_read_only
 from halter.present.moments import format_moment
 from halter.runtime.runtime import Runtime, read_local_fleet, resolve_effective_policy, sync_store_clock
 

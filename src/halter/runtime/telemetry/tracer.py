@@ -29,7 +29,8 @@ from halter.runtime.runtime import Runtime
 from halter.runtime.telemetry.exporters import METRICS_VARIABLE, TRACES_VARIABLE, is_content_traced, read_target
 from halter.runtime.telemetry.metrics import COUNT_RETRY_DELAY, MetricTable, open_metric_sender
 from halter.runtime.telemetry.spans import open_span_sender
-from halter.state.trace import Span, SpanReference, Trace, advance_trace, begin_trace, find_waker, join_parent
+from halter.state.trace import Span, Trace, advance_trace, begin_trace, find_waker, join_parent
+from halter.state.trace_context import SpanReference
 
 MAX_EVENTS_TRACED_BACK: Final = 1000
 """Maximum number of events that are searched for the start of an open span."""
