@@ -244,7 +244,7 @@ def environment(process: str) -> set[str]:
 async def test_the_program_itself_never_parses_a_pdf() -> None:
     """Whatever the parser does to its process, this one has not even loaded it for the purpose."""
     program = (
-        "import asyncio, sys; from halter.documents import extract; "
+        "import asyncio, sys; from halter.documents.extraction import extract; "
         "found = asyncio.run(extract('a.pdf', sys.stdin.buffer.read())); "
         "print(found.text, 'pypdf' in sys.modules)"
     )

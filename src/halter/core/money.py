@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from decimal import ROUND_CEILING, Decimal
 from functools import lru_cache
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -159,8 +159,8 @@ class BudgetRow(Row, frozen=True):
     For a rate, the row describes the newest minute, which began at `cap_at`.
     """
 
-    TABLE: ClassVar[str] = "budgets"
-    KEY: ClassVar[tuple[str, ...]] = ("scope", "window", "unit")
+    TABLE = "budgets"
+    KEY = ("scope", "window", "unit")
 
     scope: str
     window: str

@@ -4,7 +4,7 @@ The exception is the lease of a session (`owner`, `generation`), which names the
 """
 
 from functools import lru_cache
-from typing import ClassVar, Final
+from typing import Final
 
 import msgspec
 
@@ -21,8 +21,8 @@ class TriggerRow(Row, frozen=True):
     `session` is its newest session, started at `ran_at`.
     """
 
-    TABLE: ClassVar[str] = "triggers"
-    KEY: ClassVar[tuple[str, ...]] = ("trigger",)
+    TABLE = "triggers"
+    KEY = ("trigger",)
 
     trigger: str
     agent: str = ""
@@ -44,8 +44,8 @@ class TriggerRow(Row, frozen=True):
 class ItemRow(Row, frozen=True):
     """One document of a watch, identified by its content. The end of its newest session decides whether it is done."""
 
-    TABLE: ClassVar[str] = "items"
-    KEY: ClassVar[tuple[str, ...]] = ("trigger", "item")
+    TABLE = "items"
+    KEY = ("trigger", "item")
 
     trigger: str
     item: str
@@ -62,8 +62,8 @@ class ItemRow(Row, frozen=True):
 class OutputRow(Row, frozen=True):
     """The digest of a file that an agent wrote. The agent's own watches do not treat it as new."""
 
-    TABLE: ClassVar[str] = "outputs"
-    KEY: ClassVar[tuple[str, ...]] = ("agent", "digest")
+    TABLE = "outputs"
+    KEY = ("agent", "digest")
 
     agent: str
     digest: str
@@ -73,8 +73,8 @@ class OutputRow(Row, frozen=True):
 class FindingRow(Row, frozen=True):
     """A finding of a session, with its review and a person's decision."""
 
-    TABLE: ClassVar[str] = "findings"
-    KEY: ClassVar[tuple[str, ...]] = ("finding",)
+    TABLE = "findings"
+    KEY = ("finding",)
 
     finding: str
     session: str = ""
@@ -95,8 +95,8 @@ class FindingRow(Row, frozen=True):
 class MemoryRow(Row, frozen=True):
     """A memory that a session proposed, with a person's decision."""
 
-    TABLE: ClassVar[str] = "memories"
-    KEY: ClassVar[tuple[str, ...]] = ("memory",)
+    TABLE = "memories"
+    KEY = ("memory",)
 
     memory: str
     session: str = ""
@@ -111,8 +111,8 @@ class MemoryRow(Row, frozen=True):
 class PrecedentRow(Row, frozen=True):
     """A precedent, the number of its proposals, and a person's decision. Its text is that of the first proposal."""
 
-    TABLE: ClassVar[str] = "precedents"
-    KEY: ClassVar[tuple[str, ...]] = ("precedent",)
+    TABLE = "precedents"
+    KEY = ("precedent",)
 
     precedent: str
     agent: str = ""
@@ -130,8 +130,8 @@ class PrecedentRow(Row, frozen=True):
 class NotificationRow(Row, frozen=True):
     """A notification: one stream queues it, another one sends it."""
 
-    TABLE: ClassVar[str] = "notifications"
-    KEY: ClassVar[tuple[str, ...]] = ("notification",)
+    TABLE = "notifications"
+    KEY = ("notification",)
 
     notification: str
     channel: str = ""
@@ -164,8 +164,8 @@ NO_OWNER: Final = ""
 class StreamRow(Row, frozen=True):
     """The head of a stream: where the next event links in."""
 
-    TABLE: ClassVar[str] = "streams"
-    KEY: ClassVar[tuple[str, ...]] = ("stream",)
+    TABLE = "streams"
+    KEY = ("stream",)
 
     stream: str
     head: int
@@ -183,9 +183,9 @@ class SessionRow(Row, frozen=True):
     has one source, so the row does not depend on the order in which streams are read.
     """
 
-    TABLE: ClassVar[str] = "sessions"
-    KEY: ClassVar[tuple[str, ...]] = ("session",)
-    LEASE: ClassVar[tuple[str, ...]] = ("owner", "generation")
+    TABLE = "sessions"
+    KEY = ("session",)
+    LEASE = ("owner", "generation")
 
     session: str
     agent: str = ""
@@ -260,8 +260,8 @@ def find_session(stream: StreamId) -> str:
 class OutageRow(Row, frozen=True):
     """The newest outage of a session: since when and why no model answers. `ended_at` is when one answered again."""
 
-    TABLE: ClassVar[str] = "outages"
-    KEY: ClassVar[tuple[str, ...]] = ("session",)
+    TABLE = "outages"
+    KEY = ("session",)
 
     session: str
     agent: str = ""
@@ -274,8 +274,8 @@ class OutageRow(Row, frozen=True):
 class HoldRow(Row, frozen=True):
     """Money reserved for one call, request or sub-session until it is settled."""
 
-    TABLE: ClassVar[str] = "holds"
-    KEY: ClassVar[tuple[str, ...]] = ("hold",)
+    TABLE = "holds"
+    KEY = ("hold",)
 
     hold: str
     session: str
@@ -297,9 +297,9 @@ decode_legs: Final = msgspec.json.Decoder(tuple[Leg, ...]).decode
 class SpendRow(Row, frozen=True):
     """One settled cost, by spender, name and purpose."""
 
-    TABLE: ClassVar[str] = "spends"
-    KEY: ClassVar[tuple[str, ...]] = ("at", "hold")
-    APPEND_ONLY: ClassVar[bool] = True
+    TABLE = "spends"
+    KEY = ("at", "hold")
+    APPEND_ONLY = True
 
     at: int
     hold: str
@@ -322,8 +322,8 @@ class SpendRow(Row, frozen=True):
 class HaltRow(Row, frozen=True):
     """The newest halt of a scope, or the time since which its sessions resume."""
 
-    TABLE: ClassVar[str] = "halts"
-    KEY: ClassVar[tuple[str, ...]] = ("scope",)
+    TABLE = "halts"
+    KEY = ("scope",)
 
     scope: str
     halted: int
@@ -341,8 +341,8 @@ class RateRow(Row, frozen=True):
     the time at which a call took the slot.
     """
 
-    TABLE: ClassVar[str] = "rates"
-    KEY: ClassVar[tuple[str, ...]] = ("agent", "tool", "slice")
+    TABLE = "rates"
+    KEY = ("agent", "tool", "slice")
 
     agent: str
     tool: str
@@ -353,8 +353,8 @@ class RateRow(Row, frozen=True):
 class DecisionRow(Row, frozen=True):
     """One decision. Its question, its answer and its use each have their own columns."""
 
-    TABLE: ClassVar[str] = "decisions"
-    KEY: ClassVar[tuple[str, ...]] = ("decision",)
+    TABLE = "decisions"
+    KEY = ("decision",)
 
     decision: str
     about: str = ""
@@ -388,8 +388,8 @@ class DecisionRow(Row, frozen=True):
 class RuleRow(Row, frozen=True):
     """A rule: a standing approval by a person, until it expires or is ended."""
 
-    TABLE: ClassVar[str] = "rules"
-    KEY: ClassVar[tuple[str, ...]] = ("rule",)
+    TABLE = "rules"
+    KEY = ("rule",)
 
     rule: str
     tool: str = ""
@@ -410,8 +410,8 @@ class RuleRow(Row, frozen=True):
 class PinRow(Row, frozen=True):
     """The pinned digest of a server's tool for an agent; or, without an agent, of the fetched prices of the fleet."""
 
-    TABLE: ClassVar[str] = "pins"
-    KEY: ClassVar[tuple[str, ...]] = ("agent", "tool")
+    TABLE = "pins"
+    KEY = ("agent", "tool")
 
     agent: str
     tool: str
@@ -423,8 +423,8 @@ class PinRow(Row, frozen=True):
 class AgentRow(Row, frozen=True):
     """The switch that lets an agent run unattended, and the person who set it last."""
 
-    TABLE: ClassVar[str] = "agents"
-    KEY: ClassVar[tuple[str, ...]] = ("agent",)
+    TABLE = "agents"
+    KEY = ("agent",)
 
     agent: str
     switched_on: int
@@ -439,8 +439,8 @@ class FleetPolicyRow(Row, frozen=True):
     `day_cap` and `month_cap` are the fleet's caps; a hold reads them under the lock.
     """
 
-    TABLE: ClassVar[str] = "fleet_policy"
-    KEY: ClassVar[tuple[str, ...]] = ("scope",)
+    TABLE = "fleet_policy"
+    KEY = ("scope",)
 
     scope: str
     number: int
@@ -463,8 +463,8 @@ class AuditRow(Row, frozen=True):
     The text remains in the events, where it can be erased; `asked_seq` and `settled_seq` name them.
     """
 
-    TABLE: ClassVar[str] = "audit"
-    KEY: ClassVar[tuple[str, ...]] = ("call",)
+    TABLE = "audit"
+    KEY = ("call",)
 
     call: str
     session: str

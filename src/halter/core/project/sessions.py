@@ -16,7 +16,7 @@ from halter.core.events import (
 )
 from halter.core.money import CARVED_CAP, Account
 from halter.core.project.holds import budget_row, free_hold, insert_hold
-from halter.core.project.projection import EventPosition, MutableRows, RowsBefore, find_session_row
+from halter.core.project.projection import EventPosition, MutableRows, RowsBefore
 from halter.core.rows import NO_OWNER, HoldRow, OutageRow, SessionRow, find_session
 from halter.core.vocabulary import Note
 
@@ -29,11 +29,20 @@ def project_session_event(event: SessionEvent, position: EventPosition, rows: Mu
             project_session_ended(event, position, rows)
         case TurnStarted():
             project_turn_started(event, position, rows)
-        case SessionWoken() | SessionParked() | SessionResumed():
-            rows.save(_move_session(event, position, rows))
-            _move_outage(event, position, rows)
+        case SessionWoken():
+            awake = {"state": "RUNNING", "wake_at": position.at, "wake_on": "", "inbox_seen": event.inbox_seen}
+            rows.save(_raise_format(change_session(position, rows, **awake), event.format))
+            outage = rows.get(OutageRow, find_session(position.stream)) if event.recovered else None
+            if outage is not None:
+                rows.save(replace(outage, ended_at=position.at))
+        case SessionResumed():
+            awake = {"state": "RUNNING", "terminal_reason": "", "ended_at": None, "wake_at": position.at}
+            rows.save(_raise_format(change_session(position, rows, **awake), event.format))
+        case SessionParked():
+            _park_session(event, position, rows)
         case WakePosted():
-            rows.save(_wake_posted(event, position, rows))
+            wake = {"inbox_wake": position.seq, "inbox_wake_at": position.at} if event.wakes else {}
+            rows.save(change_session(position, rows, inbox_head=position.seq, **wake))
         case Note():
             pass
 
@@ -73,60 +82,24 @@ def project_session_started(event: SessionStarted, position: EventPosition, rows
         rows.save(budget.with_cap(leg.amount, position.at, CARVED_CAP))
 
 
-def _move_session(
-    event: SessionWoken | SessionParked | SessionResumed, position: EventPosition, rows: RowsBefore
-) -> SessionRow:
-    match event:
-        case SessionWoken():
-            return _session_woken(event, position, rows)
-        case SessionParked():
-            return _session_parked(event, position, rows)
-        case SessionResumed():
-            return _session_resumed(event, position, rows)
+def _raise_format(row: SessionRow, number: int) -> SessionRow:
+    """Raise the format to that of the program that runs the session: an older one must not run it again."""
+    return replace(row, format=max(row.format, number))
 
 
-def _move_outage(
-    event: SessionWoken | SessionParked | SessionResumed, position: EventPosition, rows: MutableRows
-) -> None:
-    """Record the start or the end of an outage; a different trouble starts a new outage."""
-    session = find_session(position.stream)
-    match event:
-        case SessionParked(trouble=trouble) if trouble:
-            row = rows.get(OutageRow, session)
-            is_same_outage = row is not None and row.ended_at is None and row.trouble == trouble
-            began_at = row.began_at if row is not None and is_same_outage else position.at
-            agent = find_session_row(position, rows).agent
-            rows.save(OutageRow(session, agent, trouble, event.sentence, began_at))
-        case SessionWoken(recovered=True):
-            row = rows.get(OutageRow, session)
-            if row is not None:
-                rows.save(replace(row, ended_at=position.at))
-        case _:
-            pass
-
-
-def _session_woken(event: SessionWoken, position: EventPosition, rows: RowsBefore) -> SessionRow:
-    """Raise the format to that of the waking program: an older program must not run the session again."""
-    row = change_session(position, rows, state="RUNNING", wake_at=position.at, wake_on="", inbox_seen=event.inbox_seen)
-    return replace(row, format=max(row.format, event.format))
-
-
-def _session_resumed(event: SessionResumed, position: EventPosition, rows: RowsBefore) -> SessionRow:
-    row = change_session(position, rows, state="RUNNING", terminal_reason="", ended_at=None, wake_at=position.at)
-    return replace(row, format=max(row.format, event.format))
-
-
-def _session_parked(event: SessionParked, position: EventPosition, rows: RowsBefore) -> SessionRow:
-    owner = {} if event.resident else {"owner": NO_OWNER}
-    return change_session(
-        position,
-        rows,
-        state=event.state,
-        inbox_seen=event.inbox_seen,
-        wake_at=event.wake_at,
-        wake_on=" ".join(event.wake_on),
-        **owner,
-    )
+def _park_session(event: SessionParked, position: EventPosition, rows: MutableRows) -> None:
+    """Park a session. With a trouble, its outage begins or goes on; a different trouble begins a new outage."""
+    parked: dict[str, Any] = {"state": event.state, "inbox_seen": event.inbox_seen, "wake_at": event.wake_at}
+    if not event.resident:
+        parked["owner"] = NO_OWNER
+    row = change_session(position, rows, wake_on=" ".join(event.wake_on), **parked)
+    rows.save(row)
+    if not event.trouble:
+        return
+    outage = rows.get(OutageRow, row.session)
+    if outage is None or outage.ended_at is not None or outage.trouble != event.trouble:
+        outage = OutageRow(row.session, began_at=position.at)
+    rows.save(replace(outage, agent=row.agent, trouble=event.trouble, sentence=event.sentence))
 
 
 def project_session_ended(event: SessionEnded, position: EventPosition, rows: MutableRows) -> None:
@@ -146,8 +119,3 @@ def project_session_ended(event: SessionEnded, position: EventPosition, rows: Mu
     hold = rows.get(HoldRow, session) if event.charge is not None else None
     if hold is not None and event.charge is not None:
         free_hold(hold, event.charge, rows)
-
-
-def _wake_posted(event: WakePosted, position: EventPosition, rows: RowsBefore) -> SessionRow:
-    wake = {"inbox_wake": position.seq, "inbox_wake_at": position.at} if event.wakes else {}
-    return change_session(position, rows, inbox_head=position.seq, **wake)

@@ -20,55 +20,35 @@ from halter.core.vocabulary import RowKey
 
 
 def project_trigger_event(event: TriggerEvent, position: EventPosition, rows: MutableRows) -> None:
-    row = rows.get(TriggerRow, event.trigger) or TriggerRow(event.trigger)
+    row, at = rows.get(TriggerRow, event.trigger) or TriggerRow(event.trigger), position.at
     match event:
         case TriggerMade():
-            rows.save(_apply_trigger_made(row, event, position))
+            row = replace(row, agent=event.agent, type=event.type, digest=event.digest, made_by=event.by)
+            # Its earlier ticks stay handled.
+            row = replace(row, ticked_at=at, queued_at=None, ended_at=None, made_at=at, made_seq=position.seq)
+            rows.save(row)
         case TriggerEnded():
-            rows.save(replace(row, ended_at=position.at, queued_at=None))
+            rows.save(replace(row, ended_at=at, queued_at=None))
         case RunStarted():
-            rows.save(_apply_run_started(row, event, position))
+            row = replace(_tick(row, event.due_at), runs=row.runs + 1, session=event.session, ran_at=at)
+            rows.save(replace(row, delayed="", delayed_until=None))
             if event.item:
                 item = _find_item_row(rows, event.trigger, event.item)
                 rows.save(replace(item, attempts=event.attempt, session=event.session))
         case RunSkipped():
-            queued_at = None if row.queued_at == event.due_at else row.queued_at
-            rows.save(replace(row, ticked_at=max(row.ticked_at, event.due_at), queued_at=queued_at))
+            rows.save(_tick(row, event.due_at))
         case RunQueued():
-            rows.save(replace(row, ticked_at=max(row.ticked_at, event.due_at), queued_at=event.due_at))
+            rows.save(replace(_tick(row, event.due_at), queued_at=event.due_at))
         case RunsDelayed():
             rows.save(replace(row, delayed=event.sentence, delayed_until=event.until))
         case ItemSeen() | ItemQuarantined() | ItemReleased():
             rows.save(_apply_item_event(_find_item_row(rows, event.trigger, event.item), event, position))
 
 
-def _apply_trigger_made(row: TriggerRow, event: TriggerMade, position: EventPosition) -> TriggerRow:
-    """Create or change a trigger; its earlier ticks stay handled."""
-    return replace(
-        row,
-        agent=event.agent,
-        type=event.type,
-        digest=event.digest,
-        made_by=event.by,
-        made_at=position.at,
-        made_seq=position.seq,
-        ended_at=None,
-        ticked_at=position.at,
-        queued_at=None,
-    )
-
-
-def _apply_run_started(row: TriggerRow, event: RunStarted, position: EventPosition) -> TriggerRow:
-    return replace(
-        row,
-        ticked_at=max(row.ticked_at, event.due_at),
-        queued_at=None if row.queued_at == event.due_at else row.queued_at,
-        runs=row.runs + 1,
-        session=event.session,
-        ran_at=position.at,
-        delayed="",
-        delayed_until=None,
-    )
+def _tick(row: TriggerRow, due_at: int) -> TriggerRow:
+    """Handle a time of the trigger; a run that waited for it waits no more."""
+    queued_at = None if row.queued_at == due_at else row.queued_at
+    return replace(row, ticked_at=max(row.ticked_at, due_at), queued_at=queued_at)
 
 
 def _apply_item_event(
