@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from halter.system import folders
 from halter.core.tools import Sensor, SensorFailed
 from halter.sensors import files
 from halter.sensors.files import make_watch_sensor, read_first_look
 from halter.spec.sensors import FilesSensor, FilesSource
+from halter.system import folders
 
 
 def make_spec(pattern: str = "*", path: str = "inbox") -> FilesSensor:
