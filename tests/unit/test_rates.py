@@ -32,7 +32,7 @@ from halter.core.money import (
 from halter.core.project import EraseBodies, budget_row, project_event
 from halter.core.usage import FREE_PRICE
 from halter.core.vocabulary import Row, RowKey
-from halter.guard.judge import list_halt_rows
+from halter.guard.halts import list_halt_rows
 from halter.guard.judge_request import ModelAttempt, judge_attempt, list_request_rows
 from halter.models.tariffs import compile_stated_price
 from halter.operations.money import is_current

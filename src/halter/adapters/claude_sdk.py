@@ -49,7 +49,7 @@ from halter.external.effects import DecisionPending, EffectRefused
 from halter.external.guard import Guard
 from halter.external.item_stream import Emit, stream_from
 from halter.hooks.tools import HookedTool
-from halter.loop.session_runtime import cancel_and_wait
+from halter.loop.concurrency import cancel_and_wait
 from halter.tools.function_tool import canonical_json
 
 MAX_CALL_TIME: Final = 24 * HOUR

@@ -53,7 +53,7 @@ from halter.external.effects import Act, EffectRefused, ModelResult
 from halter.external.guard import Guard
 from halter.external.item_stream import Emit, stream_from
 from halter.external.loop_thread import WorkInLoop
-from halter.loop.session_runtime import cancel_and_wait
+from halter.loop.concurrency import cancel_and_wait
 from halter.tools.function_tool import canonical_json
 
 _LIMIT_FIELDS: Final = ("max_output_tokens", "max_completion_tokens", "max_tokens")

@@ -31,7 +31,8 @@ from halter.guard.prepare import Call
 from halter.guard.request import AnsweredRequest, ModelRequest
 from halter.loop import decide
 from halter.loop.decide import TROUBLED_ENDS, End, NextTurn, Park, SessionStep, find_backoff
-from halter.loop.loop import HotStateCapture, TurnLoop
+from halter.loop.loop import TurnLoop
+from halter.loop.observer import HotStateCapture
 from halter.loop.prompt import MAX_DATA_LENGTH, Worth, make_question_prompt, read_form_answer
 from halter.loop.session_runtime import SessionRuntime
 from halter.loop.text_calls import cut_text, encode_canonical, is_equal_json, to_json_line

@@ -23,7 +23,7 @@ from halter.core.events import AnyEvent, CallSettled, CallStarted, CostCapReache
 from halter.core.rows import NO_OWNER, AgentRow, HaltRow, SessionRow, explain_newer_format
 from halter.core.text import format_count
 from halter.core.vocabulary import ShownState, State
-from halter.guard.judge import compute_ramp_delay
+from halter.guard.halts import compute_ramp_delay
 from halter.loop.decide import TROUBLED_ENDS, find_backoff
 
 REST_STATES: frozenset[State] = frozenset(("SLEEPING", "WAITING_FOR_INPUT", "PAUSED"))

@@ -296,7 +296,8 @@ class Ledger:
         as the caller `must_return`.
         """
         lease = intent.lease
-        now, deadline = now or self._clock.now(), read_monotonic(self._clock) + max_wait
+        now = now or self._clock.now()
+        deadline: int | None = None
         while True:
             deferred_write = self._deferred.get(lease)
             committed = await self._store.commit(intent.write(now, deferred_write))
@@ -304,6 +305,7 @@ class Ledger:
                 self._forget_deferred(lease, deferred_write)
             if committed.events:
                 return committed
+            deadline = deadline or read_monotonic(self._clock) + max_wait
             remaining = deadline - read_monotonic(self._clock)
             if not await self.release_expired():
                 if remaining <= 0 or must_return():

@@ -59,11 +59,11 @@ from halter.core.ports import Stored
 from halter.core.text import decode_body, shorten
 from halter.core.vocabulary import MessageReason, Outcome, TurnEnd
 from halter.guard.call_answer import restore_call_answer, restore_files
-from halter.guard.provenance_check import ProvenanceCheck
 from halter.guard.request import RequestRecord
 from halter.guard.simulation import SIMULATION_LABEL
 from halter.loop.decide import FailedAttempt, Turn
 from halter.loop.text_calls import read_calls, to_text_message
+from halter.provenance.check import ProvenanceCheck
 from halter.spec.models import ContextStrategy
 
 TARGET_FILL: Final = 0.6

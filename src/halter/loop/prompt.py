@@ -55,9 +55,6 @@ from halter.loop.session_runtime import SessionRuntime
 from halter.loop.text_calls import NotJson, copy_json_value, cut_text, explain_nonce, explain_text_calls, to_json_line
 from halter.spec.models import BrainSpec, ToolCalls
 
-ReadFacts = Callable[[], Mapping[str, Any]]
-ReadVolatile = Callable[[], str]
-
 
 class StablePrefix(msgspec.Struct, frozen=True):
     """The beginning of all prompts of a session, and its token bound."""
@@ -152,7 +149,7 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     `window` is the smallest context window among them. `offered_tools` are the tools that the model sees.
     """
 
-    model: BrainSpec
+    brain: BrainSpec
     rules: TurnLimits
     models: tuple[Model, ...]
     offered_tools: tuple[ToolSpec, ...]
@@ -166,12 +163,12 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def max_prompt_tokens(self) -> int:
         """The tokens of the window that a prompt may use."""
-        return self.window - self.model.max_output_tokens - MARKER_TOKENS
+        return self.window - self.brain.max_output_tokens - MARKER_TOKENS
 
     @cached_property
     def start(self) -> StablePrefix:
         """The prefix of a prompt without memories."""
-        return build_stable_prefix(self.model, self.offered_tools)
+        return build_stable_prefix(self.brain, self.offered_tools)
 
 
 NOTHING_LEARNED: Final = TokenMeter()
@@ -242,7 +239,7 @@ class ContextWindow:
         if self._meter.estimate_tokens(model, transcript.size) <= capacity:
             return ""
         tokens = [self._meter.estimate_tokens(model, measure_message(message)) for message in transcript.messages]
-        marker = SUMMARY_TOKENS if self._settings.model.context_strategy == "summarize" else MARKER_TOKENS
+        marker = SUMMARY_TOKENS if self._settings.brain.context_strategy == "summarize" else MARKER_TOKENS
         match transcript.fit(capacity, tokens, marker):
             case Cut() as cut:
                 await self._cut(cut)
@@ -257,7 +254,7 @@ class ContextWindow:
         return capacity if self._limit is None else min(capacity, self._limit)
 
     async def _cut(self, cut: Cut) -> None:
-        transcript, strategy = self._history.transcript, self._settings.model.context_strategy
+        transcript, strategy = self._history.transcript, self._settings.brain.context_strategy
         dropped_messages = list_dropped_messages(transcript.messages, cut, transcript.cut)
         summary = await self._summary(dropped_messages, cut) if strategy == "summarize" else ""
         previous_marker = transcript.marker
@@ -267,7 +264,7 @@ class ContextWindow:
             turn=self._history.turn.number,
             through=cut.tail_start,
             pinned=cut.pinned,
-            strategy=self._settings.model.context_strategy,
+            strategy=self._settings.brain.context_strategy,
         )
         await self._runtime.write(
             f"{self._history.session}/cut/{self._name_cut(cut)}", event, msgspec.json.encode(marker)

@@ -59,8 +59,8 @@ if TYPE_CHECKING:
     from halter.core.tools import File
     from halter.guard.call_answer import ApprovalRequired
     from halter.journal.store import ReportProblem
-    from halter.loop.loop import LoopObserver
-    from halter.loop.session_runtime import WaitListener
+    from halter.loop.observer import LoopObserver
+    from halter.loop.session_waits import WaitListener
     from halter.redaction.secrets import Secrets
     from halter.runtime.agent_context import AgentContext, Models
     from halter.runtime.assembly.assembled_agent import AssembledAgent
@@ -760,7 +760,7 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
 
         A chunk with `discard` revokes the chunks of the attempt before it.
         """
-        from halter.loop.loop import LoopObserver
+        from halter.loop.observer import LoopObserver
         from halter.tasks.run_events import stream_queue
 
         chunks: asyncio.Queue[StreamChunk | None] = asyncio.Queue()

@@ -30,7 +30,7 @@ from halter.dispatch.dispatcher import (
 )
 from halter.dispatch.heartbeat import HEARTBEAT_INTERVAL, StoreClock
 from halter.guard.request import MODEL_REQUEST_TIMEOUT
-from halter.loop.loop import LoopObserver
+from halter.loop.observer import LoopObserver
 from halter.runtime.agent_context import AgentContext
 from halter.runtime.runtime import PRICES_ACTOR, Runtime, describe_price_update, sync_store_clock, update_prices
 from halter.runtime.session_builder import LiveSession, build_live_session

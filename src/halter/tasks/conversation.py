@@ -25,8 +25,10 @@ from halter.core.vocabulary import END_STATES, State, TurnEnd
 from halter.guard.call_answer import restore_files
 from halter.loop import decide
 from halter.loop.decide import End, NextTurn, Park, SessionStep, Turn, WaitOut, decide_after_turn
-from halter.loop.loop import HotStateCapture, TurnLoop
-from halter.loop.session_runtime import SessionRuntime, find_final_text
+from halter.loop.final_text import find_final_text
+from halter.loop.loop import TurnLoop
+from halter.loop.observer import HotStateCapture
+from halter.loop.session_runtime import SessionRuntime
 from halter.spec.agent import Phase
 from halter.state.receipt import Receipt, make_receipt
 from halter.tasks.result import GOOD_STATES, CompletedResult, ReachedCap, StoppedResult, find_accepted_call
