@@ -378,13 +378,14 @@ class Ledger:
         if flight.may_have_sub_session:
             return None
         usd, tokens = compute_charged_amounts(flight, result)
-        legs, charge = flight.legs, Charge(usd, tokens)
-        if usd and not legs:
-            return None
-        for leg in legs:
-            if (usd if leg.unit == "usd" else charge.of(leg.unit)) > leg.amount:
+        charge: Charge | None = None
+        if flight.legs:
+            charge = Charge(usd, tokens)
+            if any(charge.of(leg.unit) > leg.amount for leg in flight.legs):
                 return None
-        self.defer(lease, _make_settling_write(lease, flight, result, usd, tokens, charge if legs else None))
+        elif usd:
+            return None
+        self.defer(lease, _make_settling_write(lease, flight, result, usd, tokens, charge))
         return Settlement(usd, tokens)
 
     async def settle_in_doubt(self, lease: Lease, flights: Sequence[InFlight]) -> None:

@@ -64,7 +64,8 @@ def draft_verdict(request: CallRequest, verdict: CallVerdict, now: int) -> Seque
     """Draft the events of a verdict; none if the call must wait."""
     match verdict:
         case Allow():
-            return [_draft(request, _make_intent(request, verdict))]
+            arguments = None if request.blob else request.arguments
+            return [Draft(_make_intent(request, verdict), arguments, request.blob)]
         case Ask(approval, legs):
             question = Draft(_make_question(request, approval, now), approval.display_body)
             if not legs:
@@ -72,16 +73,13 @@ def draft_verdict(request: CallRequest, verdict: CallVerdict, now: int) -> Seque
             hold = HoldMade(hold=approval.decision, name=request.tool, purpose=request.purpose, legs=legs)
             return [question, Draft(hold)]
         case Deny(cap=cap):
-            refusal = _draft(request, _make_refusal(request, verdict))
+            arguments = None if request.blob else request.arguments
+            refusal = Draft(_make_refusal(request, verdict), arguments, request.blob)
             if cap is None:
                 return [refusal]
             return [Draft(CostCapReached.refusing(request.call, request.tool, cap)), refusal]
         case Wait():
             return []
-
-
-def _draft(request: CallRequest, event: CallStarted | CallRefused) -> Draft:
-    return Draft(event, None if request.blob else request.arguments, request.blob)
 
 
 def _make_intent(request: CallRequest, verdict: Allow) -> CallStarted:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TypeGuard
 
 from halter.core.messages import Message, Part, Text, ToolResult
-from halter.loop.decide import HAND_OFF
+from halter.loop.turn import HAND_OFF
 
 
 def find_final_text(messages: Sequence[Message]) -> str:

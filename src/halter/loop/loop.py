@@ -37,26 +37,15 @@ from halter.guard.request import (
     RefusedRequest,
     RequestRecord,
 )
-from halter.loop import decide
-from halter.loop.decide import (
-    Act,
-    AddMessage,
-    FailedAttempt,
-    Finish,
-    Refuse,
-    Shrink,
-    Step,
-    Think,
-    Turn,
-    WaitOut,
-    decide_next_step,
-)
+from halter.loop.decide import Act, AddMessage, Finish, Refuse, Shrink, Step, Think, WaitOut, decide_next_step
 from halter.loop.final_text import find_final_text
 from halter.loop.history import SessionHistory, parse_attempt
 from halter.loop.observer import NO_LIVE_CONTEXT, NO_OBSERVER, HotStateCapture, LiveContext, LoopObserver
 from halter.loop.prompt import ContextWindow, LoopSettings, build_prompt, build_stable_prefix
+from halter.loop.runtime_messages import describe_remaining_budget, describe_staged_outcomes
 from halter.loop.session_runtime import SessionRuntime
 from halter.loop.step_calls import StepCalls
+from halter.loop.turn import FailedAttempt, Turn, needs_long_cache
 from halter.provenance.check import ProvenanceCheck, describe_links
 from halter.redaction.redact import mask_message
 from halter.state.session import replay
@@ -175,7 +164,7 @@ class TurnLoop:
     def _describe_now(self) -> str:
         """Render the volatile text of the next request: the live context and the remaining budget."""
         usd, tokens = self._runtime.remaining_budget()
-        remaining = decide.describe_remaining_budget(usd, tokens)
+        remaining = describe_remaining_budget(usd, tokens)
         volatile = self._live_context.read_volatile()
         return f"{volatile}\n\n{remaining}" if volatile and remaining else volatile or remaining
 
@@ -195,7 +184,7 @@ class TurnLoop:
             self._start, transcript, settings.brain, volatile, nonce, facts, last_words=turn.wrapping
         )
         prompt = built_prompt.prompt
-        if not turn.wrapping and decide.needs_long_cache(turn, now, self.rules.min_sleep):
+        if not turn.wrapping and needs_long_cache(turn, now, self.rules.min_sleep):
             prompt = msgspec.structs.replace(prompt, long_cache=True)
         timeout = MODEL_REQUEST_TIMEOUT
         if self.rules.timeout:
@@ -242,11 +231,13 @@ class TurnLoop:
                 return
         else:
             # Most steps make one call, for which no frame is between the turn and the door.
-            self._calls.announce(calls)
+            if self._is_observed:
+                self._observer.on_calls(calls)
             call = self._calls.prepare(calls[0], timeout=remaining, can_defer=not self._is_observed)
             answer = await runtime.finish_call(call, await runtime.try_call(call))
             self._calls.add_result(calls[0], answer)
-            await self._calls.record_limit((answer,), calls[0].group)
+            if self.rules.max_actions_per_minute:
+                await self._calls.record_limit((answer,), calls[0].group)
         if runtime.overrun:
             self.turn = msgspec.structs.replace(self.turn, overrun=True)
         history.finish_step(self._read_time())
@@ -291,7 +282,7 @@ class TurnLoop:
     async def _report_staged(self) -> bool:
         """Tell the model the outcomes of staged calls; return whether all succeeded. If not, the turn continues."""
         results = self._history.decided
-        await self._add_runtime_message("staged", decide.describe_staged_outcomes(results))
+        await self._add_runtime_message("staged", describe_staged_outcomes(results))
         return all(result.outcome == "ok" for result in results)
 
     async def interrupt(self, sentence: str) -> bool:

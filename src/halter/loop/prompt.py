@@ -35,24 +35,22 @@ from halter.core.messages import (
 from halter.core.text import count_bytes, encode_body
 from halter.core.tools import ToolSpec, add_spec_digest
 from halter.guard.request import AnsweredRequest, ModelRequest, RequestRecord
-from halter.loop import decide
 from halter.loop.decide import TurnLimits
-from halter.loop.history import (
+from halter.loop.history import SessionHistory
+from halter.loop.history_cut import (
     MARKER_TOKENS,
     Cut,
     Fits,
-    PromptSize,
-    SessionHistory,
-    TokenMeter,
     TooLarge,
-    Transcript,
     are_all_trusted,
     list_dropped_messages,
     make_marker,
-    measure_message,
 )
+from halter.loop.runtime_messages import SUMMARIZE
 from halter.loop.session_runtime import SessionRuntime
 from halter.loop.text_calls import NotJson, copy_json_value, cut_text, explain_nonce, explain_text_calls, to_json_line
+from halter.loop.token_meter import PromptSize, TokenMeter
+from halter.loop.transcript import Transcript, measure_message
 from halter.spec.models import BrainSpec, ToolCalls
 
 
@@ -289,7 +287,7 @@ class ContextWindow:
         )
         limit = max(1000, self._settings.window - 4 * SUMMARY_TOKENS)
         prompt = Prompt(
-            system=decide.SUMMARIZE,
+            system=SUMMARIZE,
             messages=(make_user_message(text[-limit:], "agent", trusted=False),),
             max_output_tokens=SUMMARY_TOKENS,
         )

@@ -17,10 +17,12 @@ from halter.core.vocabulary import Outcome
 from halter.guard.call_answer import Answer
 from halter.guard.judge import describe_too_many_actions
 from halter.guard.prepare import Call
-from halter.loop.decide import HAND_OFF, TurnLimits, describe_unmade_call
+from halter.loop.decide import TurnLimits
 from halter.loop.history import SessionHistory, call_id
 from halter.loop.observer import LiveContext, LoopObserver
+from halter.loop.runtime_messages import describe_unmade_call
 from halter.loop.session_runtime import SessionRuntime
+from halter.loop.turn import HAND_OFF
 
 
 class StepCalls:
@@ -60,10 +62,6 @@ class StepCalls:
             staging="allowed",
         )
 
-    def announce(self, calls: Sequence[ToolCall]) -> None:
-        if self._is_observed:
-            self._observer.on_calls(calls)
-
     def add_result(self, call: ToolCall, answer: Answer) -> None:
         history = self.history
         history.add_result(call, answer.outcome, answer.text, answer.partial, answer.files)
@@ -87,11 +85,13 @@ class StepCalls:
                 max_duration = self._find_remaining_time()
                 if max_duration <= 0:
                     return False
-            self.announce(members)
+            if self._is_observed:
+                self._observer.on_calls(members)
             answers = await self._make_group(members, calls, max_duration)
             if len(answers) < len(members):
                 return False
-            await self.record_limit(answers, members[0].group)
+            if self._rules.max_actions_per_minute:
+                await self.record_limit(answers, members[0].group)
         return True
 
     async def _make_group(
@@ -188,10 +188,7 @@ class StepCalls:
 
     async def record_limit(self, answers: Sequence[Answer], group: int) -> None:
         """Record that the guard refused calls of a group beyond the agent's actions per minute."""
-        limit = self._rules.max_actions_per_minute
-        if not limit:
-            return
-        turn, session = self.history.turn, self.history.session
+        turn, session, limit = self.history.turn, self.history.session, self._rules.max_actions_per_minute
         sentence = describe_too_many_actions(session, self._runtime.lease.stream, limit)
         if any(answer.outcome == "rate_limited" and answer.text == sentence for answer in answers):
             event = GuardrailTriggered(guardrail="max_actions_per_minute", turn=turn.number, sentence=sentence)

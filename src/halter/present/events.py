@@ -97,7 +97,7 @@ from halter.core.ports import Stored
 from halter.core.text import clean, decode_body, format_count, shorten
 from halter.core.usage import Usage
 from halter.core.vocabulary import SignOnRefusal
-from halter.loop.decide import ASK_USER, YIELD
+from halter.loop.turn import ASK_USER, YIELD
 from halter.provenance.check import describe_flaw
 from halter.state.channel import hide_topic
 

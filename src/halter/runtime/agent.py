@@ -423,7 +423,7 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         if output_type is None and not self._validators:
             return None
 
-        from halter.loop.decide import FINAL_ANSWER
+        from halter.loop.turn import FINAL_ANSWER
 
         def bind(function: Callable[..., Any]) -> Validator:
             async def check(value: Any) -> Any:
@@ -978,7 +978,7 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         return agent
 
     async def _assemble(self, app: "Runtime", stack: AsyncExitStack) -> "tuple[AssembledAgent, Models]":
-        from halter.loop.decide import FINAL_ANSWER
+        from halter.loop.turn import FINAL_ANSWER
         from halter.runtime.agent_context import models_of
         from halter.runtime.assembly.assembled_agent import assemble_agent
 

@@ -40,7 +40,7 @@ from halter.core.text import decode_body, escape_hidden, shorten, to_one_line
 from halter.core.tools import SERVER_SEPARATOR
 from halter.core.vocabulary import DecisionKind
 from halter.guard.approvals import PendingDecision, list_pending_decisions
-from halter.loop.decide import ASK_USER
+from halter.loop.turn import ASK_USER
 from halter.runtime.budgets import read_current_budgets
 
 _OtherKind = Literal[
