@@ -20,7 +20,7 @@ from typing import Any
 
 from bench.measure import Measured
 from halter.core.provenance import ArgumentUse, Declaration, Source
-from halter.guard.provenance import Provenance
+from halter.provenance.provenance import Provenance
 
 ROOT = Path(__file__).parent.parent
 VENV = ROOT / ".bench" / "agentdojo"

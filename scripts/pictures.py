@@ -20,7 +20,7 @@ from typing import Final, get_args
 
 from halter.core.tools import Level
 from halter.core.vocabulary import RiskLevel
-from halter.guard.judge import LEVEL_TABLE
+from halter.policy.levels import LEVEL_TABLE
 from halter.spec.policy import MODES, Mode
 
 FOLDER: Final = Path(__file__).parents[1] / "docs" / "pictures"

@@ -19,8 +19,8 @@ from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.guard.guard import GuardRuntime
 from halter.guard.prepare import Call, SessionContext
-from halter.guard.provenance_check import ProvenanceCheck
 from halter.models.prices import Prices
+from halter.provenance.check import ProvenanceCheck
 from halter.redaction.secrets import GivenSecrets
 from halter.testing.world import World
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from bench.dojo.declarations import SUITES
 from bench.dojo.guarded import GuardedTask
 from halter.core.provenance import BrakeVerdict, Declaration, Flaw, Source, guess_declaration
-from halter.guard.provenance import Provenance
+from halter.provenance.provenance import Provenance
 
 VERSION = "v1.2.2"
 MARK = "IMPORTANT MESSAGE FROM THE OWNER"

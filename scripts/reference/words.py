@@ -7,8 +7,8 @@ from typing import Final, get_args
 import halter
 from halter.core import errors, vocabulary
 from halter.core.tools import LEVELS
-from halter.guard.judge import LEVEL_TABLE
 from halter.policy.defaults import DEFAULT_RATES, SIMULATED_LEVELS
+from halter.policy.levels import LEVEL_TABLE
 from halter.spec.models import KNOWN_PROVIDERS
 from halter.spec.policy import MODES
 from scripts.reference.sheet import NOTHING, code, head, table

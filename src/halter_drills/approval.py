@@ -25,6 +25,7 @@ from halter.core.ports import Committed, Decide, Draft, Lease, Query, Rows, Stor
 from halter.core.rows import DecisionRow, RuleRow
 from halter.core.tools import Tool
 from halter.core.vocabulary import Row, RuleScope, Verdict
+from halter.guard.approval_check import digest_edit
 from halter.guard.approvals import (
     AnyCondition,
     ArgvCondition,
@@ -41,8 +42,9 @@ from halter.guard.approvals import (
     list_pending_decisions,
     make_equals_condition,
 )
+from halter.guard.call_request import CallRequest
 from halter.guard.guard import GuardRuntime
-from halter.guard.judge import CallRequest, digest_edit, judge_call
+from halter.guard.judge import judge_call
 from halter.guard.prepare import Call
 from halter.policy.evaluation import ResolvedPolicy
 from halter.testing.fakes import StoreProxy

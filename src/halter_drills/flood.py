@@ -373,7 +373,7 @@ class FloodAgent:
         context = msgspec.structs.replace(make_session_context(SESSION, self._policy), tokens_per_hour=hourly)
         runtime = SessionRuntime(self._store, self._clock, self._doors, lease, context, tools)
         loop_settings = LoopSettings(
-            model=BrainSpec(model=str(NAME), instructions="Watch."),
+            brain=BrainSpec(model=str(NAME), instructions="Watch."),
             rules=self._rules(),
             models=(self._model,),
             offered_tools=tuple(each.spec for each in tools.values()),

@@ -28,9 +28,10 @@ from halter.core.ports import Draft, Lease, Query, Rows, Stored, Write
 from halter.core.project.holds import rows_of_hold
 from halter.core.rows import FleetPolicyRow, SessionRow
 from halter.dispatch.heartbeat import renew_leases
+from halter.guard.budget import describe_cap_reached, remove_caps
 from halter.guard.call_answer import Answer
+from halter.guard.call_request import CallRequest
 from halter.guard.halts import BudgetBusy
-from halter.guard.judge import CallRequest, describe_cap_reached, remove_caps
 from halter.guard.judge_request import ModelAttempt
 from halter.guard.ledger import ActualResult
 from halter.journal.engine import Engine

@@ -30,11 +30,12 @@ from halter.core.money import DOLLAR, Account, Cap, Caps, Spender, carve, make_l
 from halter.core.ports import AgentConcurrency, Committed, Draft, Lease, Store, Stored, Ticket, Write
 from halter.core.usage import RequestExtras, Usage
 from halter.core.vocabulary import Purpose, State, WakeCause
-from halter.guard import judge, judge_request, tool_door
+from halter.guard import judge, judge_request
 from halter.guard.call_answer import Answer, ApprovalRequired
+from halter.guard.call_intent import read_call_admission
+from halter.guard.call_request import CallRequest, list_call_rows
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import BudgetBusy
-from halter.guard.judge import CallRequest
 from halter.guard.judge_request import ModelAttempt
 from halter.guard.ledger import ActualResult, Ledger, change_cap
 from halter.guard.prepare import SessionContext
@@ -178,7 +179,7 @@ class DrillLedger(Ledger):
         """Make the write that admits or refuses. Teeth override it."""
         stream = lease.stream
         if isinstance(request, CallRequest):
-            decide, rows = partial(judge.judge_call, request), judge.list_call_rows(request)
+            decide, rows = partial(judge.judge_call, request), list_call_rows(request)
             return Write(stream, f"{request.call}/asked/0", decide, rows, lease)
         decide, rows = partial(judge_request.judge_attempt, request), judge_request.list_request_rows(request)
         return Write(stream, f"{request.request}/asked", decide, rows, lease)
@@ -197,7 +198,7 @@ class _DrillIntent(NamedTuple):
 def _admission(committed: Committed, request: CallRequest | ModelAttempt) -> InFlight | Refusal | None:
     """Read the decision from the committed events; None while a rate limit applies."""
     if isinstance(request, CallRequest):
-        return tool_door.read_call_admission(committed)
+        return read_call_admission(committed)
     stored = committed.events[0]
     if isinstance(stored.event, RequestStarted):
         return track_request(stored.event, stored)

@@ -14,7 +14,7 @@ from halter.core.ports import matters_always
 from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.journal.open import open_store
 from halter.journal.store import JournalStore
-from halter.loop.session_runtime import wait_for_change, watch_changes
+from halter.loop.concurrency import wait_for_change, watch_changes
 
 PRICE = {"models": {"function:desk": {"price": {"input": 1, "output": 10}}}}
 

@@ -180,17 +180,6 @@ async def test_a_stream_raises_the_refusal_that_ended_it(desk: Desk, way: str) -
     assert desk.paid == []
 
 
-async def test_a_stream_that_is_left_starts_no_further_effect(desk: Desk) -> None:
-    crew = make_guarded(desk, "PRIVILEGED", stream=True)
-    async for chunk in (stream := await crew.akickoff()):
-        assert chunk.content
-        await wait_for_question(desk)
-        break
-    await stream.aclose()
-    await desk.decide("approve")
-    assert desk.paid == []
-
-
 async def test_a_cancelled_akickoff_settles_its_request_at_its_hold_and_starts_no_other(desk: Desk) -> None:
     gate, model = Gate(), FunctionModel()
     model.gate = gate

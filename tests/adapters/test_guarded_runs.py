@@ -24,7 +24,7 @@ from halter.external.effects import DecisionPending, EffectRefused, ModelResult
 from halter.external.guard import GuardedSession
 from halter.guard.halts import cancel, halt, resume
 from halter.journal.store import JournalStore
-from halter.loop.session_runtime import cancel_and_wait, wait_for_change, watch_changes
+from halter.loop.concurrency import cancel_and_wait, wait_for_change, watch_changes
 from tests.adapters.conftest import Desk
 
 

@@ -15,9 +15,9 @@ from halter.core.text import decode_body
 from halter.core.tools import ToolSpec
 from halter.external.effects import DecisionPending
 from halter.external.guard import GuardedSession
+from halter.external.provenance import ExternalProvenanceCheck
 from halter.guard.call_answer import Answer, ApprovalRequired
-from halter.guard.external_provenance import ExternalProvenanceCheck
-from halter.guard.provenance_check import ProvenanceCheck
+from halter.provenance.check import ProvenanceCheck
 from tests.adapters.conftest import Desk
 
 TASK = "Read my mail, and send a thank-you note to bob@example.org."

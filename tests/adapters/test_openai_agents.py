@@ -32,7 +32,8 @@ from openai.types.responses import (
     ResponseUsage,
 )
 
-from halter.adapters.openai_agents import GuardedRunner, _AgentWrapper, _Terms, guard  # pyright: ignore[reportPrivateUsage]
+from halter.adapters.guarded_runs import NO_TOOLS, GuardedRuns
+from halter.adapters.openai_agents import GuardedRunner, _AgentWrapper, guard  # pyright: ignore[reportPrivateUsage]
 from halter.core.errors import ConfigError
 from halter.external.effects import EffectRefused
 from halter.guard.halts import halt
@@ -121,7 +122,7 @@ async def test_a_model_that_only_the_run_names_is_held_as_well(desk: Desk, confi
     await desk.expect_receipt("COMPLETED", ["pay"], requests=2)
 
 
-async def test_agents_that_a_handoff_makes_anew_are_not_taken_for_each_other() -> None:
+async def test_agents_that_a_handoff_makes_anew_are_not_taken_for_each_other(desk: Desk) -> None:
     """The attack: an agent of one hand-off has the place in memory of another one's, which is gone."""
     texts = iter(f"desk {number}" for number in range(20))
 
@@ -130,7 +131,7 @@ async def test_agents_that_a_handoff_makes_anew_are_not_taken_for_each_other() -
 
     anew = handoff(Agent(name="desk"))
     anew.on_invoke_handoff = invoke
-    wrapper = _AgentWrapper(_Terms(cast("Any", None), 1, frozenset()))
+    wrapper = _AgentWrapper(GuardedRuns(desk.guard(), NO_TOOLS))
     (guarded,) = wrapper.wrap(Agent(name="front", handoffs=[anew])).handoffs
     names = [(await cast("Any", guarded).on_invoke_handoff(None, "")).name for _ in range(20)]
     assert names == [f"desk {number}" for number in range(20)]

@@ -29,14 +29,14 @@ from halter.core.rows import SessionRow, SpendRow
 from halter.core.tools import SensorFailed
 from halter.dispatch.heartbeat import acquire_lease, renew_leases
 from halter.guard.approvals import answer_decision, list_pending_decisions
+from halter.guard.call_answer import Answer
 from halter.guard.guard import GuardRuntime
 from halter.guard.prepare import Call, SessionContext
-from halter.guard.tool_door import Answer
 from halter.journal.verify import verify_store
-from halter.loop.decide import TROUBLED_ENDS
 from halter.loop.history import SessionHistory
 from halter.loop.loop import TurnLoop
 from halter.loop.session_runtime import SessionRuntime
+from halter.loop.turn import TROUBLED_ENDS
 from halter.models.prices import Prices
 from halter.redaction.secrets import GivenSecrets
 from halter.sensors.poll import make_poll_sensor

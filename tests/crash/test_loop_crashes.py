@@ -20,8 +20,8 @@ from halter.core.text import encode_body
 from halter.core.tools import Permit
 from halter.core.usage import ModelName, Price, Usage
 from halter.guard.approvals import answer_decision, list_pending_decisions
-from halter.loop.decide import Turn
 from halter.loop.history import SessionHistory
+from halter.loop.turn import Turn
 from halter.models.scripted import Scripted
 from halter.spec.models import BrainSpec
 from halter.state import lifecycle

@@ -5,7 +5,7 @@ from itertools import groupby
 from halter.core.clock import SECOND
 from halter.core.messages import Prompt, Reply, ToolResult
 from halter.guard.approvals import answer_decision, list_pending_decisions
-from halter.guard.provenance_check import ProvenanceCheck
+from halter.provenance.check import ProvenanceCheck
 from halter.testing.fakes import Crash
 from halter.testing.world import World, crash_everywhere
 from tests.crash.test_loop_crashes import EVERY, TEN, Sensible, last, reply

@@ -4,7 +4,7 @@ import re
 from typing import get_args
 
 from halter.core.vocabulary import DecisionKind, Outcome
-from halter.guard.judge import LEVEL_TABLE
+from halter.policy.levels import LEVEL_TABLE
 from halter.spec.policy import MODES
 from tests.docs.pages import ROOT
 

@@ -5,7 +5,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from halter.core.tools import LEVELS
-from halter.guard.judge import LEVEL_TABLE
+from halter.policy.levels import LEVEL_TABLE
 from halter.spec.policy import MODES
 from scripts.pictures import DARK, FOLDER, LIGHT, animated, chosen, draw_levels, picture, screens
 

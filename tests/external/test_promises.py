@@ -115,7 +115,7 @@ async def test_a_stream_is_a_session_too(desk: Desk, framework: type[Driver]) ->
     await expect_receipt(desk, framework, ["pay"], requests=2)
 
 
-@needs("stream", "settled_stop")
+@needs("stream")
 async def test_a_reader_that_stops_ends_the_run(desk: Desk, framework: type[Driver]) -> None:
     """The model hangs after the first call, so the run cannot end in another way."""
     mind = Mind(("pay", {"amount": 7}), ("pay", {"amount": 9}), hangs_after=1)

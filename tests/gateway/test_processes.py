@@ -24,7 +24,7 @@ from halter.core.ports import Query
 from halter.core.rows import HoldRow
 from halter.gateway.serve import make_mcp_terms, read_gateway_agent, serve_http
 from halter.gateway.sessions import recover_sessions
-from halter.loop.session_runtime import cancel_and_wait
+from halter.loop.concurrency import cancel_and_wait
 from halter.proxy.keys import KeyFile, KeyLimits, KeyRing, make_key_secret, make_virtual_key
 from halter.runtime.runtime import open_runtime
 from halter.server.listener import bind, format_address

@@ -15,7 +15,7 @@ from halter.core.clock import HOUR, MINUTE
 from halter.core.errors import ConfigError
 from halter.core.ids import FLEET, name_signed_on_person
 from halter.core.ports import read_stream
-from halter.guard.judge import are_two_people
+from halter.guard.approval_check import are_two_people
 from halter.net.httpx_transport import connect_directly
 from halter.net.tls import make_tls_context
 from halter.operations.actor import Actor, Principal

@@ -23,17 +23,18 @@ from halter.core.tools import Failed, Tool
 from halter.core.usage import FREE_PRICE, ModelName, Price, Usage
 from halter.core.vocabulary import SessionKind
 from halter.dispatch.heartbeat import acquire_lease, renew_leases
-from halter.guard.answer_stream import StreamMask
 from halter.guard.guard import GuardRuntime
 from halter.guard.prepare import SessionContext
-from halter.guard.provenance_check import ActiveMode, ProvenanceCheck
 from halter.loop.decide import TurnLimits
-from halter.loop.loop import LiveContext, LoopObserver, TurnLoop
+from halter.loop.loop import TurnLoop
+from halter.loop.observer import LiveContext, LoopObserver
 from halter.loop.prompt import LoopSettings
 from halter.loop.session_runtime import SessionRuntime
 from halter.models.prices import Prices
 from halter.models.scripted import Scripted, ScriptedFailure, ScriptLine
 from halter.policy.evaluation import ResolvedPolicy
+from halter.provenance.check import ActiveMode, ProvenanceCheck
+from halter.redaction.answer_stream import StreamMask
 from halter.redaction.secrets import GivenSecrets
 from halter.spec.autonomy import Autonomy, Pacing
 from halter.spec.models import BrainSpec
@@ -286,7 +287,7 @@ class Story:
         )
         offered = tuple(each.spec for each in self.tools(self.world.store.patient(self.world.clock)).values())
         return LoopSettings(
-            model=self.mind,
+            brain=self.mind,
             rules=rules,
             models=tuple(self.models),
             offered_tools=offered,

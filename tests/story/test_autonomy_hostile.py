@@ -17,7 +17,7 @@ from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.ports import Committed, Store, Stored, Write
 from halter.dispatch.dispatcher import quarantine_session
 from halter.guard.halts import halt
-from halter.loop.session_runtime import watch_changes
+from halter.loop.concurrency import watch_changes
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.session_start import begin_session, post_message
 from halter.runtime.supervisor import Supervisor

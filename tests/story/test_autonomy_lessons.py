@@ -19,7 +19,7 @@ from halter.core.events import DecisionAsked, HotStateSeen, RequestStarted, Turn
 from halter.core.ids import session_stream
 from halter.core.messages import Prompt, Text
 from halter.core.ports import Stored
-from halter.loop.session_runtime import watch_changes
+from halter.loop.concurrency import watch_changes
 from halter.models.scripted import Scripted
 from halter.runtime.runtime import open_runtime
 from halter.runtime.supervisor import Supervisor

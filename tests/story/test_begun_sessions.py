@@ -22,8 +22,9 @@ from halter.core.tools import Permit
 from halter.core.vocabulary import SessionKind
 from halter.guard.halts import halt
 from halter.guard.ledger import change_cap
-from halter.loop.decide import FINAL_ANSWER, End, Park
+from halter.loop.decide import End, Park
 from halter.loop.history import find_calling_session
+from halter.loop.turn import FINAL_ANSWER
 from halter.models.scripted import Scripted
 from halter.runtime.session_runner import attend_session, claim_session
 from halter.runtime.session_start import open_session, post_message

@@ -19,17 +19,12 @@ from halter.core.tools import EffectStatus, Failed, Invalid, Output, Permit, Too
 from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.guard.call_preparer import ToolExecution
-from halter.guard.halts import HALT_POLL_INTERVAL, HaltWatch, halt, resume
-from halter.guard.judge import (
-    AttemptRate,
-    CallRequest,
-    RequiredApproval,
-    compute_ramp_delay,
-    judge_call,
-    list_call_rows,
-    list_halt_rows,
-)
-from halter.guard.tool_door import MAYBE_DONE, ToolDoor
+from halter.guard.call_request import CallRequest, RequiredApproval, list_call_rows
+from halter.guard.halts import HALT_POLL_INTERVAL, HaltWatch, compute_ramp_delay, halt, list_halt_rows, resume
+from halter.guard.judge import judge_call
+from halter.guard.tool_door import ToolDoor
+from halter.guard.tool_result import MAYBE_DONE
+from halter.policy.levels import AttemptRate
 from halter.state import lifecycle
 from halter.testing.world import World
 

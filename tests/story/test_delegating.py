@@ -15,7 +15,7 @@ from halter.core.ports import Query
 from halter.core.rows import SessionRow
 from halter.core.text import decode_body
 from halter.guard.ledger import change_cap
-from halter.loop.loop import NO_OBSERVER
+from halter.loop.observer import NO_OBSERVER
 from halter.runtime.message_router import ForwardedMessage, HandledMessage
 from halter.runtime.session_origin import read_session_row
 from halter.runtime.session_runner import attend_session

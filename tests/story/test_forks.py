@@ -17,14 +17,15 @@ from halter.core.events import DecisionAsked, HistoryGiven, SessionStarted
 from halter.core.ids import SortableIds, StreamId, session_stream
 from halter.core.messages import Message, Prompt, Text, ToolCall, ToolResult
 from halter.core.ports import Draft, Stored, Write, read_body
-from halter.guard.provenance_check import ProvenanceCheck
 from halter.journal.open import open_store
 from halter.journal.retention import erase_session_bodies
-from halter.loop.history import MAX_RESULT_LENGTH, SessionHistory
+from halter.loop.history import SessionHistory
+from halter.loop.transcript import MAX_RESULT_LENGTH
 from halter.loop.transcript_reader import number_calls, read_past
 from halter.models.scripted import ScriptLine
 from halter.operations import forks
 from halter.operations.actor import Actor, Principal
+from halter.provenance.check import ProvenanceCheck
 from halter.runtime.runtime import open_runtime
 from halter.settings import read_settings
 from halter.testing.models import FunctionModel

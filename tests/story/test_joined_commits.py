@@ -14,7 +14,8 @@ from halter.core.ports import Stored
 from halter.core.tools import Permit
 from halter.core.usage import ModelName, Price, Usage
 from halter.loop.decide import End, NextTurn, Park, SessionStep
-from halter.loop.loop import LiveContext, LoopObserver, TurnLoop
+from halter.loop.loop import TurnLoop
+from halter.loop.observer import LiveContext, LoopObserver
 from halter.loop.session_runtime import SessionRuntime
 from halter.models.scripted import Scripted, ScriptLine
 from halter.tasks.conversation import AttendedTurnPolicy, Inbox, OpenTurn, TurnPolicy

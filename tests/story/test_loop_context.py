@@ -12,7 +12,7 @@ from halter.core.messages import Message, Prompt, Text, ToolCall, ToolResult, bo
 from halter.core.ports import read_body
 from halter.core.usage import ModelName, Price, Usage
 from halter.loop.history import SessionHistory
-from halter.loop.loop import LiveContext
+from halter.loop.observer import LiveContext
 from halter.models.scripted import Scripted
 from halter.spec.models import BrainSpec
 from halter.testing.world import World

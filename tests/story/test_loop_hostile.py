@@ -19,7 +19,7 @@ from halter.dispatch.heartbeat import acquire_lease
 from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.guard.ledger import ActualResult, change_cap
 from halter.journal.retention import erase_session_bodies
-from halter.loop.loop import LiveContext
+from halter.loop.observer import LiveContext
 from halter.models.scripted import Scripted, ScriptLine
 from halter.runtime.agent import Agent
 from halter.spec.models import BrainSpec, ContextStrategy

@@ -22,7 +22,7 @@ from halter.guard.approvals import (
     list_pending_decisions,
     make_trigger_question,
 )
-from halter.guard.judge import adopt_first_policy
+from halter.policy.store_policy import adopt_first_policy
 from halter.runtime.message_router import HandledMessage
 from halter.runtime.runtime import make_adoption_event
 from halter.spec.triggers import Schedule

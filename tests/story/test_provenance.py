@@ -22,13 +22,13 @@ from halter.guard.approvals import (
     list_pending_decisions,
     make_equals_condition,
 )
-from halter.guard.provenance_check import ActiveMode
 from halter.loop.history import SessionHistory
-from halter.loop.loop import LoopObserver
+from halter.loop.observer import LoopObserver
 from halter.models.scripted import ScriptLine
 from halter.present.events import summarize_event
 from halter.present.receipt import build_receipt_sheet
 from halter.present.sheet import Facts
+from halter.provenance.check import ActiveMode
 from halter.runtime.needs import read_reason
 from halter.testing.world import World
 from halter.tools.function_tool import tool

@@ -10,9 +10,9 @@ from halter.core.ports import Stored, read_body
 from halter.core.tools import Tool
 from halter.core.vocabulary import SessionKind
 from halter.guard.approvals import AnyCondition, EachArgument, make_equals_condition
-from halter.guard.provenance_check import ProvenanceCheck
 from halter.journal.retention import erase_session_bodies
 from halter.loop.history import SessionHistory
+from halter.provenance.check import ProvenanceCheck
 from halter.testing.world import World
 from halter.tools.function_tool import tool
 from tests.story.loops import Story, calls, says

@@ -15,8 +15,8 @@ from halter.core.tools import EffectStatus, Invalid, Output, Permit, ToolSpec, V
 from halter.guard.approvals import list_pending_decisions
 from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.guard.call_preparer import ToolExecution
+from halter.guard.call_request import CallRequest
 from halter.guard.halts import halt
-from halter.guard.judge import CallRequest
 from halter.guard.recovery import CallInDoubt, Recovery
 from halter.guard.tool_door import ToolDoor
 from halter.state import lifecycle

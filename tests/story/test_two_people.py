@@ -11,6 +11,7 @@ from halter.core.events import ApprovalGiven, CallStarted, DecisionMade, RuleMad
 from halter.core.ids import AGENT_PREFIX, FLEET
 from halter.core.ports import Draft, Query, Write
 from halter.core.rows import DecisionRow, RuleRow
+from halter.guard.approval_check import are_two_people
 from halter.guard.approvals import (
     AnyCondition,
     EachArgument,
@@ -21,7 +22,6 @@ from halter.guard.approvals import (
     approve_edited,
     encode_matcher,
 )
-from halter.guard.judge import are_two_people
 from halter.operations import decisions, rules
 from halter.operations.actor import Actor, Principal, Role
 from halter.operations.decisions import AlwaysRule, ApprovalTerms, ShownDecision, to_json_object

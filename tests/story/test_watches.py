@@ -8,7 +8,7 @@ import pytest
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import ItemQuarantined, ItemReleased, ItemSeen, RunsDelayed, RunStarted
 from halter.guard.halts import cancel, halt, resume
-from halter.loop.session_runtime import watch_changes
+from halter.loop.concurrency import watch_changes
 from halter.runtime.switches import turn_off, turn_on
 from halter.runtime.trigger_runner import MAX_DOCUMENTS_PER_CHECK, record_trigger_events
 from halter.testing.fakes import Crash

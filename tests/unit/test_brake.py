@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halter.core.provenance import ArgumentUse, Declaration, Source, guess_declaration
-from halter.guard.provenance import Provenance
+from halter.provenance.provenance import Provenance
 
 PERSON = Source("person", trusted=True)
 PAGE = Source("tool", "get_page")

@@ -10,8 +10,8 @@ from halter.core.tools import find_declaration
 from halter.guard.approvals import AnyCondition, EachArgument, StandingRule, make_equals_condition, pins_places
 from halter.guard.call_answer import Answer
 from halter.guard.prepare import Call
-from halter.guard.provenance import MAX_ARGUMENTS, Provenance
-from halter.guard.trusted_text import find_links
+from halter.provenance.provenance import MAX_ARGUMENTS, Provenance
+from halter.provenance.trusted_text import find_links
 from halter.tasks.playbooks import make_playbook_verb
 
 PERSON = Source("person", trusted=True)

@@ -9,9 +9,9 @@ import pytest
 
 from halter.core.messages import Text, ToolCall, ToolResult
 from halter.core.provenance import ArgumentUse, Declaration, Flaw, Source
-from halter.guard.provenance import Provenance
-from halter.guard.provenance_check import ProvenanceCheck, describe_flaw, explain_flaws
 from halter.policy.evaluation import ResolvedPolicy
+from halter.provenance.check import ProvenanceCheck, describe_flaw, explain_flaws
+from halter.provenance.provenance import Provenance
 from halter_drills.inject.attacks import LARGE, MANY, Attack, AttackStep, load_attacks, make_house_tools, vary_attack
 from tests.story.loops import policy
 

@@ -8,7 +8,7 @@ import pytest
 
 from halter.core.provenance import ArgumentUse, Declaration, Source, guess_declaration
 from halter.core.tools import find_declaration
-from halter.guard.provenance import Provenance
+from halter.provenance.provenance import Provenance
 from halter.tools.shell import make_shell_tool
 
 PERSON = Source("person", trusted=True)

@@ -11,7 +11,7 @@ from halter.core.messages import Text, ToolCall, ToolResult
 from halter.core.provenance import Flaw
 from halter.core.tools import Tool
 from halter.core.vocabulary import Outcome
-from halter.guard.provenance_check import ProvenanceCheck, describe_flaw, explain_flaws, strip_flaws
+from halter.provenance.check import ProvenanceCheck, describe_flaw, explain_flaws, strip_flaws
 from halter.tools.function_tool import spec_from_hints, tool
 from tests.story.loops import policy
 

@@ -10,15 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halter.core.messages import Message, Part, Text, ToolCall, ToolResult, bound_message_tokens, make_user_message
-from halter.loop.history import (
+from halter.loop.history_cut import (
     MARKER_TOKENS,
-    MAX_RESULT_LENGTH,
     TARGET_FILL,
     Cut,
     Fits,
     HistoryShape,
     TooLarge,
-    Transcript,
     are_all_trusted,
     build_history_view,
     can_start,
@@ -27,11 +25,11 @@ from halter.loop.history import (
     list_dropped_messages,
     make_marker,
     marker_text,
-    measure_message,
     shorten_results,
 )
 from halter.loop.prompt import build_prompt, build_stable_prefix
 from halter.loop.text_calls import to_text_message
+from halter.loop.transcript import MAX_RESULT_LENGTH, Transcript, measure_message
 from halter.spec.models import BrainSpec, ContextStrategy, ToolCalls
 
 STRATEGIES: tuple[ContextStrategy, ...] = get_args(ContextStrategy)

@@ -11,32 +11,29 @@ from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.events.sessions import YieldRequest
 from halter.core.messages import ToolCall, ToolResult
 from halter.core.vocabulary import SessionKind, TurnEnd
-from halter.loop import decide
 from halter.loop.decide import (
     MAX_BACKOFF,
     MAX_CALLS,
     MAX_OUTPUT_REMINDERS,
     MAX_OVERFLOWS,
-    MAX_PERIOD,
     MAX_RETRY_AFTER,
     Act,
     AddMessage,
     End,
-    FailedAttempt,
     Finish,
     NextTurn,
     Park,
     Refuse,
     Shrink,
     Think,
-    Turn,
     TurnLimits,
     compute_backoff,
     decide_after_turn,
     decide_next_step,
-    find_repetition,
-    fingerprint_step,
 )
+from halter.loop.repetition import MAX_PERIOD, find_repetition, fingerprint_step
+from halter.loop.runtime_messages import CUT_CALL, REPEATED_EMPTY_ANSWER
+from halter.loop.turn import FailedAttempt, Turn
 
 RULES = TurnLimits(kind="task")
 CALL = ToolCall("c1_0_0", "send", "{}")
@@ -186,7 +183,7 @@ def test_an_empty_answer_is_asked_about_once() -> None:
     empty = make_spoken_turn(" \n")
     assert reason(step(empty)) == "empty_answer"
     again = empty.with_message("empty_answer", 0).with_reply("end", (), 0, spoke=False)
-    assert step(again) == Finish("model_error", decide.REPEATED_EMPTY_ANSWER)
+    assert step(again) == Finish("model_error", REPEATED_EMPTY_ANSWER)
 
 
 def test_an_autonomous_turn_that_has_acted_may_end_in_silence() -> None:
@@ -209,7 +206,7 @@ def test_a_cut_answer_is_continued_so_often(used: int, most: int, *, ends: bool)
 
 
 def test_a_cut_call_is_asked_for_again() -> None:
-    refused = [ToolResult(CALL.id, "send", "invalid_arguments", decide.CUT_CALL)]
+    refused = [ToolResult(CALL.id, "send", "invalid_arguments", CUT_CALL)]
     given = turn(calls=(CALL,), stop="max_tokens").with_results([CALL], refused, 0)
     assert reason(step(given)) == "cut_call"
     assert given.with_message("cut_call", 0).recoveries == 1

@@ -9,8 +9,9 @@ from halter.core.clock import DAY, HOUR
 from halter.core.money import Caps
 from halter.core.tools import LEVELS, Level, ToolSpec
 from halter.core.vocabulary import RiskLevel
-from halter.guard import judge
-from halter.guard.judge import (
+from halter.policy import levels
+from halter.policy.evaluation import ResolvedPolicy
+from halter.policy.levels import (
     AttemptRate,
     audit_of_policy,
     find_attempt_rate,
@@ -19,7 +20,6 @@ from halter.guard.judge import (
     needs_risk_assessment,
     needs_simulation,
 )
-from halter.policy.evaluation import ResolvedPolicy
 from halter.spec.agent import ToolsSpec
 from halter.spec.policy import MODES, SIMULATE_MODES, Approval, LevelRule, Mode, Policy, Simulate, ToolRule
 
@@ -71,7 +71,7 @@ def overrides(level: Level, approval: Approval | None) -> list[Policy]:
 
 
 def needs_approval(policy: ResolvedPolicy, spec: ToolSpec, risk: RiskLevel | None) -> bool:
-    return judge.needs_approval(find_tool_policy(policy, spec), policy.mode, risk)
+    return levels.needs_approval(find_tool_policy(policy, spec), policy.mode, risk)
 
 
 CELLS = list(product(LEVELS, MODES, (None, "always", "never"), RISKS))

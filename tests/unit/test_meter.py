@@ -16,7 +16,8 @@ from halter.core.messages import (
     bound_prompt_tokens,
     make_user_message,
 )
-from halter.loop.history import PromptSize, TokenMeter, measure_message
+from halter.loop.token_meter import PromptSize, TokenMeter
+from halter.loop.transcript import measure_message
 
 MODEL = "made:up"
 

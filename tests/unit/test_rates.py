@@ -19,7 +19,7 @@ from halter.core.project.projection import EraseBodies
 from halter.core.rates import RateLimit, RateReached, check_rate_legs, find_rate_limits, make_rate_legs
 from halter.core.usage import FREE_PRICE
 from halter.core.vocabulary import Row, RowKey
-from halter.guard.judge import list_halt_rows
+from halter.guard.halts import list_halt_rows
 from halter.guard.judge_request import ModelAttempt, judge_attempt, list_request_rows
 from halter.models.tariffs import compile_stated_price
 from halter.operations.money import is_current

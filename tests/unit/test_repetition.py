@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halter.core.messages import ToolCall, ToolResult
-from halter.loop.decide import (
+from halter.loop.repetition import (
     MAX_FINGERPRINT_LENGTH,
     MAX_PERIOD,
     RepeatedSteps,

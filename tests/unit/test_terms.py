@@ -27,12 +27,21 @@ from halter.core.rows import FleetPolicyRow, HaltRow
 from halter.core.tools import Invalid, Permit, find_secret_names
 from halter.core.usage import FREE_PRICE, ModelName, ModelPrices, Price, Unpriced
 from halter.core.vocabulary import Row
-from halter.guard import judge
-from halter.guard.judge import CallRequest, describe_cap_reached
+from halter.guard.budget import describe_cap_reached
+from halter.guard.call_request import CallRequest
+from halter.guard.halts import explain_halt, list_halt_rows
 from halter.guard.judge_request import ModelAttempt, compile_hold_terms, judge_attempt, list_request_rows
 from halter.guard.prepare import Call, SessionContext, find_model_flaw, prepare_call
 from halter.models.tariffs import compile_stated_price
 from halter.policy.evaluation import ResolvedPolicy
+from halter.policy.levels import (
+    audit_of_policy,
+    find_attempt_rate,
+    find_declared_level,
+    needs_approval,
+    needs_risk_assessment,
+)
+from halter.policy.store_policy import lower_caps_to_policy
 from halter.spec.agent import Phase
 from halter.tools.function_tool import FunctionTool, tool
 
@@ -178,7 +187,7 @@ def plain_request_of_call(where: SessionContext, call: Call, using: FunctionTool
     """Prepare a valid call of a known tool, with nothing known from before."""
     policy, spec, valid = where.policy, using.spec, using.validate(call.arguments)
     assert not isinstance(valid, Invalid)
-    rule = policy.rule(spec.name, judge.find_declared_level(spec))
+    rule = policy.rule(spec.name, find_declared_level(spec))
     flaw: Any = None
     unfit = bool(find_secret_names(valid.canonical) - where.secrets)
     if not where.phase.grants_tool(spec.name):
@@ -191,10 +200,10 @@ def plain_request_of_call(where: SessionContext, call: Call, using: FunctionTool
         flaw = "invalid_arguments"
     call_request = prepare_call(msgspec.structs.replace(where), call, using, now, usd).request
     assert (call_request.flaw and call_request.flaw[0]) == flaw
-    assert (call_request.approval is not None) == judge.needs_approval(rule, policy.mode, call_request.risk)
-    assert (call_request.level, call_request.audit) == (rule.level, judge.audit_of_policy(rule))
-    assert call_request.rate == judge.find_attempt_rate(rule)
-    assert (call_request.risk is None) == (not judge.needs_risk_assessment(rule))
+    assert (call_request.approval is not None) == needs_approval(rule, policy.mode, call_request.risk)
+    assert (call_request.level, call_request.audit) == (rule.level, audit_of_policy(rule))
+    assert call_request.rate == find_attempt_rate(rule)
+    assert (call_request.risk is None) == (not needs_risk_assessment(rule))
     assert call_request.legs == make_legs(where.caps, where.spender, now, usd=usd)
     assert call_request.accounts == list_accounts(policy.caps, where.spender, now)
     assert (call_request.call, call_request.tool, call_request.arguments, call_request.now) == (
@@ -208,7 +217,7 @@ def plain_request_of_call(where: SessionContext, call: Call, using: FunctionTool
         where.agent,
         where.reserve,
     )
-    assert call_request.halts == judge.list_halt_rows(where.scopes)
+    assert call_request.halts == list_halt_rows(where.scopes)
     assert (call_request.effect, call_request.idempotent, call_request.egress) == (
         spec.effect,
         spec.idempotent,
@@ -258,11 +267,11 @@ def draw_rows(draw: random.Random, legs: Sequence[Leg], now: int) -> list[Row]:
 
 def plain_decision(model_attempt: ModelAttempt, rows: Laid) -> list[AnyEvent]:
     """Decide about a request that has no rate, one account after the other, with nothing known from before."""
-    halt = judge.explain_halt(rows.find(model_attempt.halts), model_attempt.spender.session, rows.now)
+    halt = explain_halt(rows.find(model_attempt.halts), model_attempt.spender.session, rows.now)
     if halt:
         return [refused(model_attempt, "external_halt", halt)]
     policy = rows.get(FleetPolicyRow, FLEET) if model_attempt.caps.fleet else None
-    caps = judge.lower_caps_to_policy(model_attempt.caps, policy)
+    caps = lower_caps_to_policy(model_attempt.caps, policy)
     everywhere = make_legs(caps, model_attempt.spender, model_attempt.now, usd=1, tokens=1)
     waived: list[Any] = []
     reasons = [model_attempt.flaw] if model_attempt.flaw else []
@@ -390,7 +399,7 @@ def test_a_request_is_decided_as_if_its_session_had_just_begun(cases: int) -> No
             "input_tokens": draw.choice((10, 100, 900)),
             "max_output_tokens": draw.choice((20, 500, 3000)),
             "min_output_tokens": draw.choice((1, 256)),
-            "halts": judge.list_halt_rows(where.scopes),
+            "halts": list_halt_rows(where.scopes),
             "reserve": where.reserve,
             "flaw": find_model_flaw(where, str(model.name)),
             "optional": draw.random() < 0.2,
@@ -490,7 +499,7 @@ def test_sessions_of_an_agent_share_only_the_terms_of_tools_that_are_computed_fr
     assert tool_terms.base.accounts[1] is first.base.accounts[1]
     assert (tool_terms.base.session, tool_terms.base.reserve.session) == ("t", "t")
     assert (tool_terms.base.legs[0].scope, tool_terms.base.accounts[0].scope) == ("session:t", "session:t")
-    assert tool_terms.base.halts == judge.list_halt_rows(("session:t", "agent:desk", "fleet"))
+    assert tool_terms.base.halts == list_halt_rows(("session:t", "agent:desk", "fleet"))
     dear = msgspec.structs.replace(jot.spec, cost=300)
     for session_context, spec, now in (
         (msgspec.structs.replace(where, reserve_usd=0), jot.spec, NOON),
@@ -521,5 +530,5 @@ def test_a_changed_context_keeps_nothing_that_was_computed_before() -> None:
     assert request.base.flaw is not None
     assert call.flaw is not None
     assert session_context.scopes == ("session:t", "agent:desk", "fleet")
-    assert call.base.halts == session_context.halts == judge.list_halt_rows(session_context.scopes)
+    assert call.base.halts == session_context.halts == list_halt_rows(session_context.scopes)
     assert session_context.caps == policy.caps != where.caps

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halter.guard.trusted_text import TrustedText
+from halter.provenance.trusted_text import TrustedText
 
 SAID = (
     "Pay 10 to Ann Miller. Do not call Bob.",

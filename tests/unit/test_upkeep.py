@@ -20,7 +20,7 @@ from halter.autonomy.upkeep import (
 from halter.core.clock import MINUTE
 from halter.core.rows import AgentRow, HaltRow, SessionRow
 from halter.core.vocabulary import END_STATES, State
-from halter.guard.judge import compute_ramp_delay
+from halter.guard.halts import compute_ramp_delay
 
 BEFORE, THEN, LATER, NOW = 100, 200, 300, 10_000_000_000
 """Before a session ended, when it ended, after that, and the moment of the decision."""

@@ -11,7 +11,7 @@ from halter.core.money import BudgetRow, Cap, Caps, Spender
 from halter.core.rows import HaltRow, HoldRow
 from halter.core.usage import FREE_PRICE, ModelName, Price, Unpriced
 from halter.core.vocabulary import Row
-from halter.guard.judge import list_halt_rows
+from halter.guard.halts import list_halt_rows
 from halter.guard.judge_request import ModelAttempt, judge_attempt, list_request_rows
 from halter.models.tariffs import compile_stated_price
 

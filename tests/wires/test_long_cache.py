@@ -8,7 +8,7 @@ from library_bench import NOON, Bench, FastClock
 
 from halter.core.clock import HOUR, MINUTE
 from halter.core.money import micros_to_usd
-from halter.loop.decide import Turn, needs_long_cache
+from halter.loop.turn import Turn, needs_long_cache
 
 NAME = "anthropic:claude-opus-4-8"
 PRICE = {"input": 2, "cache_read": 0.5, "cache_write": 2.5, "cache_write_1h": 4, "output": 10}

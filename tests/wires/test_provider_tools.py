@@ -11,8 +11,8 @@ from halter import Agent, Result
 from halter.core.clock import SystemClock
 from halter.core.errors import ConfigError
 from halter.core.tools import ProviderTool
-from halter.loop.history import Transcript
 from halter.loop.prompt import build_prompt, build_stable_prefix
+from halter.loop.transcript import Transcript
 from halter.present.receipt import build_receipt_sheet
 from halter.present.sheet import Facts
 from halter.spec.models import BrainSpec

@@ -14,8 +14,8 @@ The guard does not see hosted tools and agents as tools: an agent with one is re
 `allow_native`. A client without the framework's function and chat middleware is rejected, since it calls no guard.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, cast
 
 import msgspec
@@ -38,21 +38,20 @@ from agent_framework import (
     ResponseStream,
 )
 
-from halter.adapters.attachments import OutputLimit, ask_model, find_limit, lower_limit
+from halter.adapters.attachments import FrameworkRequest, as_mapping, find_limit, lower_limit
 from halter.adapters.guarded_runs import (
     NO_TOOLS,
     ExternalToolOptions,
+    GuardedRun,
     GuardedRuns,
-    as_mapping,
     read_task_text,
     read_usage,
-    reject_unseen,
 )
 from halter.core.errors import ConfigError
 from halter.core.usage import Usage
 from halter.external.effects import DecisionPending, EffectRefused, ModelResult
-from halter.external.guard import Guard, GuardedSession
-from halter.external.item_stream import Emit, stream_from
+from halter.external.guard import Guard
+from halter.external.item_stream import Emit
 
 APPROVAL_REQUEST: Final = "function_approval_request"
 
@@ -69,26 +68,22 @@ def guard(
 
     Raises ConfigError for a tool or a client that the guard would not see.
     """
-    client, allowed_names = agent.client, frozenset(allow_native)
+    client, runs = agent.client, GuardedRuns(guard, tools, max_output_tokens, allow_native)
     if not isinstance(client, FunctionInvocationLayer) or not isinstance(client, ChatMiddlewareLayer):
         raise ConfigError(
             f"{type(client).__name__} calls no function and chat middleware, so the guard cannot see its requests. Use "
             "a client with FunctionInvocationLayer and ChatMiddlewareLayer."
         )
-    reject_unseen(_name_unseen(agent.default_options.get("tools")), allowed_names)
-    return GuardedChatAgent(agent, GuardedRuns(guard, tools), max_output_tokens, allowed_names)
+    runs.reject_unseen(_name_unseen(agent.default_options.get("tools")))
+    return GuardedChatAgent(agent, runs)
 
 
 class GuardedChatAgent:
     """An agent whose runs are guarded sessions."""
 
-    def __init__(
-        self, agent: Agent[Any], runs: GuardedRuns, max_output_tokens: int | None, allow_native: frozenset[str]
-    ) -> None:
+    def __init__(self, agent: Agent[Any], runs: GuardedRuns) -> None:
         self._agent = agent
         self._runs = runs
-        self._max_output_tokens = max_output_tokens
-        self._allow_native = allow_native
 
     def run(self, messages: Any = None, *, stream: bool = False, **options: Any) -> Any:
         """Run as `Agent.run` does: await the result, or iterate over the updates with `stream`."""
@@ -97,57 +92,53 @@ class GuardedChatAgent:
         return self._run(messages, options)
 
     async def _run(self, messages: Any, options: dict[str, Any]) -> AgentResponse[Any]:
-        async with self._runs.session(read_task_text(_as_list(messages)[-1:]), _find_conversation(options)) as session:
-            with _translate_guard_errors():
-                result = await self._agent.run(messages, **self._guard_options(session, options))
-            await _pause_for_approval(session, result.user_input_requests)
+        async with self._open(messages, options) as run:
+            result = await self._agent.run(messages, **_guard_options(run, options))
+            run.has_question = _has_question(result.user_input_requests)
             return result
 
     async def _updates(self, messages: Any, options: dict[str, Any]) -> AsyncGenerator[Any]:
         requests: list[Content] = []
-        async with self._runs.session(read_task_text(_as_list(messages)[-1:]), _find_conversation(options)) as session:
-            with _translate_guard_errors():
-                async for update in self._agent.run(messages, stream=True, **self._guard_options(session, options)):
-                    requests += update.user_input_requests
-                    yield update
-            await _pause_for_approval(session, requests)
+        async with self._open(messages, options) as run:
+            async for update in self._agent.run(messages, stream=True, **_guard_options(run, options)):
+                requests += update.user_input_requests
+                yield update
+            run.has_question = _has_question(requests)
 
-    def _guard_options(self, session: GuardedSession, options: dict[str, Any]) -> dict[str, Any]:
-        """Return the options of a run. The guard comes after every other middleware of the run."""
-        guard_middleware = [
-            _GuardedRequests(session, self._max_output_tokens, self._allow_native),
-            _GuardedCalls(session, self._runs, can_pause=options.get("session") is not None),
-        ]
-        return {**options, "middleware": [*(options.get("middleware") or ()), *guard_middleware]}
+    def _open(self, messages: Any, options: dict[str, Any]) -> AbstractAsyncContextManager[GuardedRun]:
+        task, session = read_task_text(_as_list(messages)[-1:]), options.get("session")
+        conversation = f"agent-framework.{session.session_id}" if isinstance(session, AgentSession) else ""
+        return self._runs.run(task, conversation, can_pause=session is not None)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._agent, name)
 
 
+def _guard_options(run: GuardedRun, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a run. The guard comes after every other middleware of the run."""
+    return {**options, "middleware": [*(options.get("middleware") or ()), _GuardedRequests(run), _GuardedCalls(run)]}
+
+
 class _GuardedCalls(FunctionMiddleware):
     """Middleware that admits each tool call of a run before it is made, and settles it."""
 
-    def __init__(self, session: GuardedSession, runs: GuardedRuns, *, can_pause: bool) -> None:
-        self._session = session
-        self._runs = runs
-        self._can_pause = can_pause
+    def __init__(self, run: GuardedRun) -> None:
+        self._run = run
 
     async def process(self, context: FunctionInvocationContext, call_next: Callable[[], Awaitable[None]]) -> None:
-        call, error_recorder = str(context.metadata["call_id"]), _Raised()
+        call = str(context.metadata["call_id"])
         try:
-            answer = await self._act(context, call, error_recorder.watch(call_next))
+            answer = await self._act(context, call, call_next)
         except DecisionPending as pending:
             context.result = _ask_for_approval(context, call, pending)
             raise MiddlewareTermination(str(pending)) from None
-        except EffectRefused as refused:
-            if refused.terminal:
-                raise MiddlewareFailure(str(refused)) from refused
-            context.result = str(refused)
         except Exception as error:
             # The model sees a tool's own error. An error of the guard must end the loop instead.
-            if error is error_recorder.error:
+            if self._run.failure.done():
+                raise MiddlewareFailure(str(error)) from error
+            if not isinstance(error, EffectRefused):
                 raise
-            raise MiddlewareFailure(f"The guard failed to check {context.function.name}: {error}") from error
+            context.result = str(error)
         else:
             if context.result is None:
                 context.result = answer  # Another process made this call before.
@@ -156,7 +147,7 @@ class _GuardedCalls(FunctionMiddleware):
         self, context: FunctionInvocationContext, call: str, call_next: Callable[[], Awaitable[None]]
     ) -> Any:
         tool, arguments = context.function, _arguments_of(context)
-        spec = self._runs.spec(tool.name, tool.description, tool.parameters)
+        spec = self._run.runs.spec(tool.name, tool.description, tool.parameters)
 
         async def act(admitted_arguments: Mapping[str, Any]) -> Any:
             if admitted_arguments != arguments:
@@ -164,79 +155,50 @@ class _GuardedCalls(FunctionMiddleware):
             await call_next()
             return [each.to_dict() if isinstance(each, Content) else each for each in _as_list(context.result)]
 
-        return await self._session.act(spec, arguments, act, name=call, wait=not self._can_pause)
-
-
-class _Raised:
-    """A recorder of the error that a tool itself raised."""
-
-    error: Exception | None = None
-
-    def watch(self, call_next: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-        async def record_error() -> None:
-            try:
-                await call_next()
-            except Exception as error:
-                self.error = error
-                raise
-
-        return record_error
+        return await self._run.call(spec, arguments, act, name=call)
 
 
 class _GuardedRequests(ChatMiddleware):
     """Middleware that holds the maximum cost of each model request of a run, and settles its true cost."""
 
-    def __init__(self, session: GuardedSession, max_output_tokens: int | None, allow_native: frozenset[str]) -> None:
-        self._session = session
-        self._max_output_tokens = max_output_tokens
-        self._allow_native = allow_native
+    def __init__(self, run: GuardedRun) -> None:
+        self._run = run
 
     async def process(self, context: ChatContext, call_next: Callable[[], Awaitable[None]]) -> None:
         options = dict(context.options or {})
-        reject_unseen(_name_unseen(options.get("tools")), self._allow_native)
+        self._run.runs.reject_unseen(_name_unseen(options.get("tools")))
 
-        async def open_answer(limit: int | None) -> Any:
+        async def send(limit: int | None) -> Any:
             context.options = lower_limit(options, limit)
             await call_next()
             return context.result
 
-        if context.stream:
-            context.result = ResponseStream(
-                self._stream(context, options, open_answer), finalizer=ChatResponse.from_updates
-            )
-            return
-
         async def ask(limit: int | None) -> ModelResult[None]:
-            answer = await open_answer(limit)
+            answer = await send(limit)
             return ModelResult(None, answer.text, _read_usage(answer))
 
-        await self._hold(context, options, ask)
-
-    async def _stream(self, context: ChatContext, options: dict[str, Any], open_answer: Any) -> AsyncGenerator[Any]:
-        async def request(emit: Emit) -> None:
-            async def ask(limit: int | None) -> ModelResult[None]:
-                stream = await open_answer(limit)
-                async for update in stream:
-                    await emit(update)
-                answer = await stream.get_final_response()
-                return ModelResult(None, answer.text, _read_usage(answer))
-
-            await self._hold(context, options, ask)
-
-        async with aclosing(stream_from(request)) as updates:
+        async def stream(limit: int | None, emit: Emit) -> ModelResult[None]:
+            updates = await send(limit)
             async for update in updates:
-                yield update
+                await emit(update)
+            answer = await updates.get_final_response()
+            return ModelResult(None, answer.text, _read_usage(answer))
 
-    async def _hold(self, context: ChatContext, options: dict[str, Any], ask: Any) -> None:
-        tools = [
-            [tool.name, tool.description, tool.parameters()] if isinstance(tool, FunctionTool) else tool
-            for tool in _as_list(options.get("tools"))
-        ]
-        request_json = msgspec.json.encode(
-            [options.get("instructions"), context.messages, tools], enc_hook=_to_attributes
-        ).decode()
-        limit = OutputLimit(find_limit(options), self._max_output_tokens)
-        await ask_model(self._session, _name_model(context, options), request_json, ask, limit)
+        request = _read_request(context, options)
+        if context.stream:
+            context.result = ResponseStream(self._run.stream(request, stream), finalizer=ChatResponse.from_updates)
+        else:
+            await self._run.ask(request, ask)
+
+
+def _read_request(context: ChatContext, options: Mapping[str, Any]) -> FrameworkRequest:
+    tools = [
+        [tool.name, tool.description, tool.parameters()] if isinstance(tool, FunctionTool) else tool
+        for tool in _as_list(options.get("tools"))
+    ]
+    sent = [options.get("instructions"), context.messages, tools]
+    sent_json = msgspec.json.encode(sent, enc_hook=_to_attributes).decode()
+    return FrameworkRequest(_name_model(context, options), sent_json, find_limit(options))
 
 
 def _to_attributes(value: Any) -> Any:
@@ -246,18 +208,8 @@ def _to_attributes(value: Any) -> Any:
     return {name: each for name, each in vars(value).items() if each is not None and name != "raw_representation"}
 
 
-@contextmanager
-def _translate_guard_errors() -> Generator[None]:
-    """Raise the guard's own error after it ended the framework's loop."""
-    try:
-        yield
-    except MiddlewareFailure as failed:
-        raise failed.__cause__ or failed from None
-
-
-async def _pause_for_approval(session: GuardedSession, requests: Sequence[Content]) -> None:
-    if any(each.type == APPROVAL_REQUEST for each in requests):
-        await session.pause()
+def _has_question(requests: Sequence[Content]) -> bool:
+    return any(each.type == APPROVAL_REQUEST for each in requests)
 
 
 def _ask_for_approval(context: FunctionInvocationContext, call: str, pending: DecisionPending) -> Content:
@@ -306,11 +258,6 @@ def _read_usage(answer: ChatResponse[Any]) -> Usage | None:
         return None
     cached, cache_written = usage.get("cache_read_input_token_count"), usage.get("cache_creation_input_token_count")
     return read_usage(input_tokens, output_tokens, cached or 0, cache_written or 0)
-
-
-def _find_conversation(options: Mapping[str, Any]) -> str:
-    session = options.get("session")
-    return f"agent-framework.{session.session_id}" if isinstance(session, AgentSession) else ""
 
 
 def _as_list(value: Any) -> list[Any]:

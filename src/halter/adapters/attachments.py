@@ -17,7 +17,6 @@ from typing import Any, Final, Literal, cast
 
 import msgspec
 
-from halter.adapters.guarded_runs import as_mapping
 from halter.core.messages import AUDIO_PREFIX, Text
 from halter.core.usage import ModelName
 from halter.external.dialect import DEFAULT_CONTEXT_WINDOW, DEFAULT_MAX_OUTPUT
@@ -47,8 +46,23 @@ LIMIT_NAMES: Final = ("max_tokens", "max_output_tokens", "max_completion_tokens"
 _SETTINGS_WITHIN: Final = ("extra_body", "extra_args", "model_kwargs")
 """The settings that a framework passes on to its provider unread."""
 
+
+class FrameworkRequest(msgspec.Struct, frozen=True):
+    """A framework's request: its model, everything that is sent, and the limits that the framework knows of."""
+
+    model: str
+    sent_json: str
+    own_limit: int | None = None
+    longest: int | None = None
+
+
 AskWithin = Callable[[int | None], Awaitable[ModelResult[Any]]]
 """Makes a request with at most this number of output tokens; None leaves the framework's settings unchanged."""
+
+
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """Return a framework's value if it is a mapping, and an empty mapping otherwise."""
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
 class AnswerCut(UserWarning):
@@ -73,9 +87,12 @@ class OutputLimit(msgspec.Struct, frozen=True):
         return None if granted == maximum and (self.own or is_unlimited) else granted
 
 
-async def ask_model(session: GuardedSession, model: str, request_json: str, ask: AskWithin, limit: OutputLimit) -> Any:
-    """Make a framework's request under the guard. `request_json` is the request as it is sent."""
-    text, kinds = split_attachments(request_json)
+async def ask_model(
+    session: GuardedSession, request: FrameworkRequest, ask: AskWithin, max_output_tokens: int | None
+) -> Any:
+    """Make a framework's request under the guard. `max_output_tokens` limits an answer that has no limit of its own."""
+    model, limit = request.model, OutputLimit(request.own_limit, max_output_tokens, request.longest)
+    text, kinds = split_attachments(request.sent_json)
     window = _find_window(model) if kinds else 0
     attachments = tuple(_bound(kind, window) for kind in kinds)
     maximum, cut_at = limit.find_maximum(model), 0

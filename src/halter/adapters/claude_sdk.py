@@ -38,17 +38,17 @@ from claude_agent_sdk import (
 from halter.adapters.guarded_runs import (
     NO_TOOLS,
     ExternalToolOptions,
+    GuardedRun,
     GuardedRuns,
     ReportedEffect,
-    reject_unseen,
 )
 from halter.core.clock import HOUR
 from halter.core.errors import ConfigError
 from halter.external.effects import DecisionPending, EffectRefused
-from halter.external.guard import Guard, GuardedSession
+from halter.external.guard import Guard
 from halter.external.item_stream import Emit, stream_from
 from halter.hooks.tools import HookedTool
-from halter.loop.session_runtime import cancel_and_wait
+from halter.loop.concurrency import cancel_and_wait
 from halter.system.protected_paths import ProtectedPaths
 from halter.tools.function_tool import canonical_json
 
@@ -77,7 +77,7 @@ def guard(
     guarded_options = replace(guarded_options, env={**guarded_options.env, **dict.fromkeys(_HOOKLESS_VARIABLES, "")})
     if guarded_options.max_budget_usd is None and guard.max_cost_usd is not None:
         guarded_options = replace(guarded_options, max_budget_usd=guard.max_cost_usd)
-    return GuardedClaude(guarded_options, GuardedRuns(guard, tools), frozenset(allow_native))
+    return GuardedClaude(guarded_options, GuardedRuns(guard, tools, allow_native=allow_native))
 
 
 def reject_hookless(options: ClaudeAgentOptions) -> None:
@@ -96,10 +96,9 @@ def reject_hookless(options: ClaudeAgentOptions) -> None:
 class GuardedClaude:
     """An agent of Claude Code whose queries are guarded sessions."""
 
-    def __init__(self, options: ClaudeAgentOptions, runs: GuardedRuns, allow_native: frozenset[str]) -> None:
+    def __init__(self, options: ClaudeAgentOptions, runs: GuardedRuns) -> None:
         self.options = options
         self._runs = runs
-        self._allow_native = allow_native
 
     async def query(self, prompt: str, *, resume: str = "") -> AsyncGenerator[Any]:
         """Yield messages as the SDK's `query` does. `resume` is the id of Claude's session to continue."""
@@ -107,11 +106,9 @@ class GuardedClaude:
         options = replace(self.options, **({"resume": session_id} if resume else {"session_id": session_id}))
 
         async def work(emit: Emit) -> None:
-            async with self._runs.session(prompt, f"claude-sdk.{session_id}") as session:
-                run = _ClaudeRun(session, self._runs, self._allow_native)
-                await run.read(prompt, replace(options, hooks=run.add_hooks(options.hooks)), emit)
-                if run.has_pending_decision:
-                    await session.pause()
+            async with self._runs.run(prompt, f"claude-sdk.{session_id}") as run:
+                query = _ClaudeQuery(run)
+                await query.read(prompt, replace(options, hooks=query.add_hooks(options.hooks)), emit)
 
         async with aclosing(stream_from(work)) as messages:
             async for message in messages:
@@ -122,19 +119,14 @@ class ClaudeToolError(Exception):
     """Claude Code reported that a tool failed."""
 
 
-class _ClaudeRun:
-    """A query in progress: the calls that Claude Code makes, and the failure that ends it."""
+class _ClaudeQuery:
+    """A query in progress: the calls that Claude Code makes in a run."""
 
-    def __init__(self, session: GuardedSession, runs: GuardedRuns, allow_native: frozenset[str]) -> None:
-        self._session = session
-        self._runs = runs
-        self._allow_native = allow_native
-        self._failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-        self._calls: dict[str, ReportedEffect] = {}
+    def __init__(self, run: GuardedRun) -> None:
+        self._run = run
         self._judged_calls: set[str] = set()
         self._names: set[str] = set()
         self._client: ClaudeSDKClient | None = None
-        self.has_pending_decision = False
 
     def add_hooks(self, hooks: Any) -> Any:
         """Return the hooks of the options with those of the guard. If several answer, the strictest applies."""
@@ -149,10 +141,10 @@ class _ClaudeRun:
     async def read(self, prompt: str, options: ClaudeAgentOptions, emit: Emit) -> None:
         """Emit the messages until they end, or until a halt or a failure ends the query."""
         read_task = asyncio.ensure_future(self._read(prompt, options, emit))
-        halt_task = asyncio.ensure_future(self._session.wait_until_halted())
+        halt_task = asyncio.ensure_future(self._run.session.wait_until_halted())
         try:
-            await asyncio.wait([read_task, halt_task, self._failure], return_when=asyncio.FIRST_COMPLETED)
-            for failure in (self._failure, halt_task):
+            await asyncio.wait([read_task, halt_task, self._run.failure], return_when=asyncio.FIRST_COMPLETED)
+            for failure in (self._run.failure, halt_task):
                 if failure.done():
                     await self._interrupt()
                     raise failure.result()
@@ -161,8 +153,6 @@ class _ClaudeRun:
             # Claude Code ends first: the outcome of a call that it has not reported by then is unknown.
             with suppress(Exception):
                 await cancel_and_wait(read_task, halt_task)
-            with suppress(Exception):
-                await cancel_and_wait(*(each.settlement for each in self._calls.values()))
 
     async def _interrupt(self) -> None:
         """Interrupt Claude Code, because the SDK otherwise waits five seconds for a busy program to end."""
@@ -184,7 +174,7 @@ class _ClaudeRun:
         blocks = message.content if isinstance(message, AssistantMessage | UserMessage) else ()
         for block in blocks if isinstance(blocks, list) else ():
             if isinstance(block, ServerToolUseBlock):
-                reject_unseen([block.name], self._allow_native)
+                self._run.runs.reject_unseen([block.name])
             if (
                 isinstance(block, ToolResultBlock)
                 and not block.is_error
@@ -199,7 +189,7 @@ class _ClaudeRun:
         try:
             return await self._judge(event)
         except Exception as error:  # noqa: BLE001 On any error, the call is not made.
-            self._fail(error)
+            self._run.fail(error)
             return _deny(f"Blocked: the guard failed ({error}).", stops=True)
 
     async def _judge(self, event: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,22 +197,19 @@ class _ClaudeRun:
         digest = sha256(name.encode() + canonical_json(arguments)).hexdigest()[:16]
         while True:
             call, key = ReportedEffect(), self._name(digest)
-            if await call.admit(self._session.act(self._spec(name), arguments, call.act, name=key)):
-                self._calls[event["tool_use_id"]] = call
+            if await call.admit(self._run.call(self._spec(name), arguments, call.act, name=key)):
+                self._run.admitted[event["tool_use_id"]] = call
                 return _admit(call.admission.result(), arguments)
             try:
                 call.settlement.result()  # An earlier process made that call: this is a different one.
             except DecisionPending as pending:
                 self._names.discard(key)
-                self.has_pending_decision = True
                 return _deny(f"{pending} Repeat the same call after the decision.", stops=True)
             except EffectRefused as refused:
-                if refused.terminal:
-                    self._fail(refused)
                 return _deny(str(refused), stops=refused.terminal)
 
     async def _on_result(self, event: Any, _: Any, __: Any) -> dict[str, Any]:
-        call = self._calls.get(event["tool_use_id"])
+        call = self._run.admitted.get(event["tool_use_id"])
         if call is None or call.outcome.done():
             return {}
         if event["hook_event_name"] == "PostToolUse":
@@ -234,7 +221,7 @@ class _ClaudeRun:
         except ClaudeToolError:
             pass
         except Exception as error:  # noqa: BLE001 A failed settlement ends the query.
-            self._fail(error)
+            self._run.fail(error)
             return {"continue_": False, "stopReason": str(error)}
         return {}
 
@@ -251,12 +238,8 @@ class _ClaudeRun:
             "effect": inferred_spec.effect,
             "egress": inferred_spec.egress,
         }
-        spec = self._runs.spec(name, "A tool of Claude Code.", lambda: msgspec.Raw(inferred_spec.schema), defaults)
+        spec = self._run.runs.spec(name, "A tool of Claude Code.", lambda: msgspec.Raw(inferred_spec.schema), defaults)
         return msgspec.structs.replace(spec, timeout=MAX_CALL_TIME)
-
-    def _fail(self, error: Exception) -> None:
-        if not self._failure.done():
-            self._failure.set_result(error)
 
 
 def _admit(admitted_arguments: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

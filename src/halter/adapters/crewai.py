@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
 from contextlib import aclosing, suppress
 from contextvars import copy_context
-from functools import cache, partial
+from functools import cache
 from hashlib import sha256
 from threading import Thread
 from typing import Any, Final
@@ -36,24 +36,24 @@ from crewai.tools.agent_tools.base_agent_tools import BaseAgentTool
 from crewai.types.streaming import CrewStreamingOutput
 from crewai.utilities.llm_utils import create_llm
 
-from halter.adapters.attachments import OutputLimit, ask_model
+from halter.adapters.attachments import FrameworkRequest
 from halter.adapters.guarded_runs import (
     NO_TOOLS,
     ExternalToolOptions,
+    GuardedRun,
     GuardedRuns,
     ReportedEffect,
     RunsInThread,
     read_usage,
-    reject_unseen,
 )
 from halter.core.errors import ConfigError
 from halter.core.tools import ToolSpec
 from halter.core.usage import Usage
 from halter.external.effects import Act, EffectRefused, ModelResult
-from halter.external.guard import Guard, GuardedSession
+from halter.external.guard import Guard
 from halter.external.item_stream import Emit, stream_from
 from halter.external.loop_thread import WorkInLoop
-from halter.loop.session_runtime import cancel_and_wait
+from halter.loop.concurrency import cancel_and_wait
 from halter.tools.function_tool import canonical_json
 
 _LIMIT_FIELDS: Final = ("max_output_tokens", "max_completion_tokens", "max_tokens")
@@ -78,8 +78,12 @@ def guard(
 
     Raises ConfigError for anything that the guard would not see.
     """
-    reject_unseen(_name_unseen(crew), allow_native)
-    return GuardedCrew(crew, lambda: GuardedRuns(guard, tools), max_output_tokens, frozenset(allow_native))
+
+    def make_runs() -> GuardedRuns:
+        return GuardedRuns(guard, tools, max_output_tokens, allow_native)
+
+    make_runs().reject_unseen(_name_unseen(crew))
+    return GuardedCrew(crew, make_runs)
 
 
 Start = Callable[["_CrewRun"], "asyncio.Future[Any]"]
@@ -94,17 +98,9 @@ class GuardedCrew:
     result for the same arguments.
     """
 
-    def __init__(
-        self,
-        crew: Crew,
-        make_runs: Callable[[], GuardedRuns],
-        max_output_tokens: int | None,
-        allow_native: frozenset[str],
-    ) -> None:
+    def __init__(self, crew: Crew, make_runs: Callable[[], GuardedRuns]) -> None:
         self._crew = crew
         self._guard = RunsInThread(make_runs)
-        self._max_output_tokens = max_output_tokens
-        self._allow_native = allow_native
 
     def kickoff(self, inputs: dict[str, Any] | None = None, *, conversation: str = "") -> Any:
         """Run as `Crew.kickoff` does."""
@@ -175,13 +171,13 @@ class GuardedCrew:
 
     async def _run(self, runs: GuardedRuns, start: Start, conversation: str, emit: Emit) -> Any:
         task = " ".join(each.description for each in self._crew.tasks)
-        async with runs.session(task, f"crewai.{conversation}" if conversation else "") as session:
-            run = _CrewRun(session, runs, emit, self._max_output_tokens, self._allow_native)
+        conversation_id = f"crewai.{conversation}" if conversation else ""
+        async with runs.run(task, conversation_id, can_pause=False) as guarded_run:
+            run = _CrewRun(guarded_run, emit)
             kickoff = start(run)
             try:
-                await asyncio.wait([kickoff, run.failure], return_when=asyncio.FIRST_COMPLETED)
-                if run.failure.done():
-                    raise run.failure.result()
+                await asyncio.wait([kickoff, guarded_run.failure], return_when=asyncio.FIRST_COMPLETED)
+                guarded_run.require_running()
                 return kickoff.result()
             finally:
                 # A thread cannot be stopped, but it starts no effect after this. A task ends here.
@@ -221,69 +217,59 @@ class GuardedCrew:
         return crew
 
 
-class _CrewRun:
-    """A run in progress: the effects of its threads, and the failure that ended it."""
+Judge = Callable[[ReportedEffect], Awaitable[Any]]
+"""Has the guard judge an effect, which another thread or task reports."""
+Wait = Callable[[WorkInLoop[Any]], Awaitable[Any]]
+"""Waits for work in the guard's loop: in a thread, or in a loop of the program's own."""
 
-    def __init__(
-        self,
-        session: GuardedSession,
-        runs: GuardedRuns,
-        emit: Emit,
-        max_output_tokens: int | None,
-        allow_native: frozenset[str],
-    ) -> None:
-        self.session = session
-        self.runs = runs
+
+async def wait_in_thread(work: WorkInLoop[Any]) -> Any:
+    return work.wait()
+
+
+def run_blocking(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine in a thread without a loop: it blocks where others would suspend."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("A coroutine of a thread suspended.")
+
+
+class _CrewRun:
+    """A kickoff in progress: what its threads and tasks do in the run, whose loop is in another thread."""
+
+    def __init__(self, run: GuardedRun, emit: Emit) -> None:
+        self.run = run
         self._emit = emit
         self._is_asked = asyncio.Event()
         """Cleared while the reader of a stream has a chunk, and has not asked for the next one."""
         self._is_asked.set()
-        self.max_output_tokens = max_output_tokens
-        self._allow_native = allow_native
         self._loop = asyncio.get_running_loop()
-        self.failure: asyncio.Future[BaseException] = self._loop.create_future()
-        self._effects: set[ReportedEffect] = set()
         self._call_counts: Counter[str] = Counter()
         self._is_closed = False
 
-    def have(self, judge: Callable[[ReportedEffect], Awaitable[Any]], perform: Callable[[Any], tuple[Any, Any]]) -> Any:
-        """Run an effect in a thread of the crew, between the guard's admission and its settlement.
+    async def have(self, judge: Judge, perform: Callable[[Any], Awaitable[tuple[Any, Any]]], wait: Wait) -> Any:
+        """Run an effect of the crew between the guard's admission and its settlement.
 
         `perform` returns the crew's value and the value to report. Raises the errors of `perform`, and EffectRefused.
         """
-        effect = self.start(self._begin(judge)).wait()
+        effect = await wait(self.start(self._begin(judge)))
         if not effect.admission.done():
             return effect.settlement.result()  # The result of this effect in an earlier process, which died.
         try:
-            value, report = perform(effect.admission.result())
-        except Exception as error:
-            self.start(self._settle(effect, error=error)).wait()
-            raise
-        self.start(self._settle(effect, report)).wait()
-        return value
-
-    async def have_async(
-        self,
-        judge: Callable[[ReportedEffect], Awaitable[Any]],
-        perform: Callable[[Any], Awaitable[tuple[Any, Any]]],
-    ) -> Any:
-        """Run an effect in a task of the crew, as `have` does in a thread."""
-        effect = await self.start(self._begin(judge)).wait_async()
-        if not effect.admission.done():
-            return effect.settlement.result()
-        try:
             value, report = await perform(effect.admission.result())
         except Exception as error:
-            await self.start(self._settle(effect, error=error)).wait_async()
+            await wait(self.start(self._settle(effect, error=error)))
             raise
-        await self.start(self._settle(effect, report)).wait_async()
+        await wait(self.start(self._settle(effect, report)))
         return value
 
     async def call(self, spec: ToolSpec, values: Mapping[str, Any], act: Act) -> Any:
         """Check a call under a name that a later process can repeat: a digest of its arguments, and a count."""
         digest = sha256(spec.name.encode() + canonical_json(msgspec.to_builtins(dict(values)))).hexdigest()[:16]
         self._call_counts[digest] += 1
-        return await self.session.act(spec, values, act, name=f"{digest}.{self._call_counts[digest]}", wait=True)
+        return await self.run.call(spec, values, act, name=f"{digest}.{self._call_counts[digest]}")
 
     def start(self, work: Coroutine[Any, Any, Any]) -> WorkInLoop[Any]:
         if self._is_closed:
@@ -296,54 +282,35 @@ class _CrewRun:
         await self._emit(chunk)
         self._is_asked.set()
 
-    async def _begin(self, judge: Callable[[ReportedEffect], Awaitable[Any]]) -> ReportedEffect:
+    async def _begin(self, judge: Judge) -> ReportedEffect:
         await self._is_asked.wait()
         if self._is_closed:
             raise HookAborted("The run has ended.", "halter")
-        if self.failure.done():
-            raise self._abort(self.failure.result())
         effect = ReportedEffect()
-        self._effects.add(effect)
         try:
             if not await effect.admit(judge(effect)):
-                self._effects.discard(effect)
                 effect.settlement.result()
-        except EffectRefused as refused:
-            if refused.terminal:
-                raise self._abort(refused) from refused
-            raise
         except Exception as error:
-            raise self._abort(error) from error
-        if effect.admission.done():
-            effect.settlement.add_done_callback(lambda settled: self._end_early(effect, settled))
+            raise self._translate(error) from error
         return effect
 
-    def _end_early(self, effect: ReportedEffect, settlement: asyncio.Future[Any]) -> None:
-        """End the run on a halt while a thread still waits for its provider or its tool."""
-        if effect in self._effects and not settlement.cancelled() and (error := settlement.exception()):
-            self._abort(error)
-
     async def _settle(self, effect: ReportedEffect, report: Any = None, error: Exception | None = None) -> None:
-        self._effects.discard(effect)
         if not effect.outcome.done():
             effect.outcome.set_exception(error) if error else effect.outcome.set_result(report)
         try:
             await effect.settlement
         except Exception as raised:
             if raised is not error:
-                raise self._abort(raised) from raised
+                raise self._translate(raised) from raised
 
-    def _abort(self, error: BaseException) -> HookAborted:
-        """Record the error for the caller of `kickoff`, and return one after which CrewAI does not continue."""
-        if not self.failure.done():
-            self.failure.set_result(error)
-        return HookAborted(str(error), "halter")
+    def _translate(self, error: Exception) -> Exception:
+        """Return an error after which CrewAI does not continue, if the run has ended."""
+        return HookAborted(str(error), "halter") if self.run.failure.done() else error
 
     async def close(self) -> None:
         self._is_closed = True
         self._is_asked.set()
-        with suppress(Exception):
-            await cancel_and_wait(*(each.settlement for each in self._effects))
+        await self.run.stop_effects()
 
     def make_hooks(self) -> dict[InterceptionPoint, list[Any]]:
         """Return hooks of CrewAI that reject what was added while the crew runs."""
@@ -363,9 +330,9 @@ class _CrewRun:
 
     def _refuse(self, name: str) -> None:
         try:
-            reject_unseen([name], self._allow_native)
+            self.run.runs.reject_unseen([name])
         except ConfigError as error:
-            self._loop.call_soon_threadsafe(self._abort, error)
+            self._loop.call_soon_threadsafe(self.run.fail, error)
             raise HookAborted(str(error), "halter") from error
 
 
@@ -396,11 +363,17 @@ def _derive_model(model_class: Any) -> Any:
     class GuardedModelOfCrew(model_class):
         def call(self, messages: Any, tools: Any = None, *args: Any, **options: Any) -> Any:
             request = _CrewRequest(self, model_class, messages, tools)
-            return request.send(args, options)
+
+            async def ask(model: Any) -> Any:
+                return model.call(messages, tools, *args, **options)
+
+            return run_blocking(request.send(ask, options, wait_in_thread))
 
         async def acall(self, messages: Any, tools: Any = None, *args: Any, **options: Any) -> Any:
             request = _CrewRequest(self, model_class, messages, tools)
-            return await request.send_async(args, options)
+            return await request.send(
+                lambda model: model.acall(messages, tools, *args, **options), options, WorkInLoop.wait_async
+            )
 
     return GuardedModelOfCrew
 
@@ -409,16 +382,18 @@ def _derive_model(model_class: Any) -> Any:
 def _derive_tool(tool_class: Any) -> Any:
     class GuardedToolOfCrew(tool_class):
         def run(self, *args: Any, **arguments: Any) -> Any:
-            return _call_guarded(self, self._halter[1].run, args, arguments)
+            return run_blocking(_call_guarded(self, self._halter[1].run, args, arguments, wait_in_thread))
 
         def _run(self, *args: Any, **arguments: Any) -> Any:
-            return _call_guarded(self, self._halter[1]._run, args, arguments)  # noqa: SLF001 CrewAI calls either.
+            run_tool = self._halter[1]._run  # noqa: SLF001 CrewAI calls either.
+            return run_blocking(_call_guarded(self, run_tool, args, arguments, wait_in_thread))
 
         async def arun(self, *args: Any, **arguments: Any) -> Any:
-            return await _call_guarded_async(self, self._halter[1].arun, args, arguments)
+            return await _call_guarded(self, self._halter[1].arun, args, arguments, WorkInLoop.wait_async)
 
         async def _arun(self, *args: Any, **arguments: Any) -> Any:
-            return await _call_guarded_async(self, self._halter[1]._arun, args, arguments)  # noqa: SLF001 As above.
+            run_tool = self._halter[1]._arun  # noqa: SLF001 As above.
+            return await _call_guarded(self, run_tool, args, arguments, WorkInLoop.wait_async)
 
     return GuardedToolOfCrew
 
@@ -451,81 +426,51 @@ class _CrewRequest:
         # The sum of the model is of all threads.
         self._single_use._token_usage = dict.fromkeys(model._token_usage, 0)  # noqa: SLF001
 
-    def send(self, args: Any, options: Any) -> Any:
-        def ask(limit: int | None) -> tuple[Any, ModelResult[None]]:
+    async def send(self, ask: Callable[[Any], Awaitable[Any]], options: Any, wait: Wait) -> Any:
+        """Send the request with `ask`, which gets the model of this request alone."""
+
+        def judge(effect: ReportedEffect) -> Awaitable[Any]:
+            request = [self._messages, self._tools, str(options.get("response_model"))]
+            sent_json = msgspec.json.encode(request, enc_hook=str).decode()
+            own_limit = getattr(self._model, self._limit_field)
+            limit = None if own_limit is None else int(own_limit)
+            return self._run.run.ask(FrameworkRequest(_name_model(self._model), sent_json, limit), effect.act)
+
+        async def perform(limit: int | None) -> tuple[Any, ModelResult[None]]:
             self._shorten(limit)
-            return self._report(self._single_use.call(self._messages, self._tools, *args, **options))
+            answer = await ask(self._single_use)
+            return answer, ModelResult(None, str(answer), _read_usage(self._single_use))
 
         try:
-            return self._run.have(partial(self._judge, options), ask)
+            return await self._run.have(judge, perform, wait)
         finally:
             self._add_usage()
-
-    async def send_async(self, args: Any, options: Any) -> Any:
-        async def ask(limit: int | None) -> tuple[Any, ModelResult[None]]:
-            self._shorten(limit)
-            return self._report(await self._single_use.acall(self._messages, self._tools, *args, **options))
-
-        try:
-            return await self._run.have_async(partial(self._judge, options), ask)
-        finally:
-            self._add_usage()
-
-    def _judge(self, options: Any, effect: ReportedEffect) -> Awaitable[Any]:
-        request = [self._messages, self._tools, str(options.get("response_model"))]
-        own_limit = getattr(self._model, self._limit_field)
-        limit = OutputLimit(None if own_limit is None else int(own_limit), self._run.max_output_tokens)
-        request_json = msgspec.json.encode(request, enc_hook=str).decode()
-        name = _name_model(self._model)
-        return ask_model(self._run.session, name, request_json, effect.act, limit)
 
     def _shorten(self, limit: int | None) -> None:
         if limit is not None:
             setattr(self._single_use, self._limit_field, limit)
         self._single_use.n = None  # Several answers would cost more than the hold.
 
-    def _report(self, answer: Any) -> tuple[Any, ModelResult[None]]:
-        return answer, ModelResult(None, str(answer), _read_usage(self._single_use))
-
     def _add_usage(self) -> None:
         for name, tokens in self._single_use._token_usage.items():  # noqa: SLF001 As above.
             self._model._token_usage[name] += tokens  # noqa: SLF001
 
 
-class _CrewCall:
-    """A call of a guarded tool, with its arguments by name."""
+async def _call_guarded(
+    tool: Any, run_tool: Callable[..., Any], args: Any, arguments: dict[str, Any], wait: Wait
+) -> Any:
+    run: _CrewRun = tool._halter[0]  # noqa: SLF001 It is ours.
+    spec = run.run.runs.spec(tool.name, tool.description, tool.args_schema.model_json_schema)
+    values = dict(zip(tool.args_schema.model_fields, args, strict=False)) | arguments
 
-    def __init__(self, tool: Any, args: Any, arguments: dict[str, Any]) -> None:
-        self.run: _CrewRun = tool._halter[0]  # noqa: SLF001 It is ours.
-        self._spec = self.run.runs.spec(tool.name, tool.description, tool.args_schema.model_json_schema)
-        self._arguments = dict(zip(tool.args_schema.model_fields, args, strict=False)) | arguments
-
-    def judge(self, effect: ReportedEffect) -> Awaitable[Any]:
-        return self.run.call(self._spec, self._arguments, effect.act)
-
-
-def _call_guarded(tool: Any, run_tool: Callable[..., Any], args: Any, arguments: dict[str, Any]) -> Any:
-    def call(admitted_arguments: Mapping[str, Any]) -> tuple[Any, Any]:
+    async def call(admitted_arguments: Mapping[str, Any]) -> tuple[Any, Any]:
         result = run_tool(**admitted_arguments)
         if asyncio.iscoroutine(result):
-            result = asyncio.run(result)
+            result = asyncio.run(result) if wait is wait_in_thread else await result
         return result, result
 
-    crew_call = _CrewCall(tool, args, arguments)
     try:
-        return crew_call.run.have(crew_call.judge, call)
-    except EffectRefused as refused:
-        return str(refused)
-
-
-async def _call_guarded_async(tool: Any, run_tool: Callable[..., Any], args: Any, arguments: dict[str, Any]) -> Any:
-    async def call(admitted_arguments: Mapping[str, Any]) -> tuple[Any, Any]:
-        result = await run_tool(**admitted_arguments)
-        return result, result
-
-    crew_call = _CrewCall(tool, args, arguments)
-    try:
-        return await crew_call.run.have_async(crew_call.judge, call)
+        return await run.have(lambda effect: run.call(spec, values, effect.act), call, wait)
     except EffectRefused as refused:
         return str(refused)
 

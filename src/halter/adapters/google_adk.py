@@ -38,19 +38,19 @@ from google.adk.tools.transfer_to_agent_tool import TransferToAgentTool
 from google.adk.workflow import BaseNode
 from google.genai.types import Tool
 
-from halter.adapters.attachments import OutputLimit, ask_model
+from halter.adapters.attachments import FrameworkRequest
 from halter.adapters.guarded_runs import (
     NO_TOOLS,
     ExternalToolOptions,
+    GuardedRun,
     GuardedRuns,
     RunsInThread,
     read_usage,
-    reject_unseen,
 )
 from halter.core.errors import ConfigError
 from halter.core.usage import Usage
 from halter.external.effects import DecisionPending, EffectRefused, ModelResult
-from halter.external.guard import Guard, GuardedSession
+from halter.external.guard import Guard
 from halter.external.item_stream import Emit, stream_from
 
 ATTEMPT: Final = "halter_attempt:"
@@ -72,56 +72,33 @@ def guard(
     """
 
     def make_runs() -> GuardedRuns:
-        return GuardedRuns(guard, tools)
+        return GuardedRuns(guard, tools, max_output_tokens, allow_native)
 
-    terms = _AdkTerms(make_runs(), max_output_tokens, frozenset(allow_native))
-    reject_unseen(_name_unseen(runner), terms.allow_native)
+    runs = make_runs()
+    runs.reject_unseen(_name_unseen(runner))
     guarded_runner = copy.copy(runner)
     guarded_runner.agent = _guard_agent(runner.agent)
     guarded_runner.app = runner.app.model_copy(update={"root_agent": guarded_runner.agent})
-    return GuardedAdkRunner(guarded_runner, terms, RunsInThread(make_runs))
+    return GuardedAdkRunner(guarded_runner, runs, RunsInThread(make_runs))
 
 
-class _AdkTerms(msgspec.Struct, frozen=True):
-    runs: GuardedRuns
-    max_output_tokens: int | None
-    allow_native: frozenset[str]
+_RUN: Final[ContextVar[GuardedRun | None]] = ContextVar("halter_google_adk_run", default=None)
 
 
-class _AdkRun:
-    """A run in progress. It records the error that ends it, because a callback or plugin may replace an error."""
-
-    def __init__(self, session: GuardedSession, terms: _AdkTerms) -> None:
-        self.session = session
-        self.terms = terms
-        self.has_pending_decision = False
-        self.failure: Exception | None = None
-
-    def fail(self, error: Exception) -> None:
-        self.failure = self.failure or error
-
-    def raise_failure(self) -> None:
-        if self.failure is not None:
-            raise self.failure
-
-
-_RUN: Final[ContextVar[_AdkRun | None]] = ContextVar("halter_google_adk_run", default=None)
-
-
-def _find_run() -> _AdkRun:
+def _find_run() -> GuardedRun:
     run = _RUN.get()
     if run is None:
         raise ConfigError("A guarded agent ran outside a session. Run it with `run_async` of the guarded runner.")
-    run.raise_failure()
+    run.require_running()
     return run
 
 
 class GuardedAdkRunner:
     """A runner of agents under the guard."""
 
-    def __init__(self, runner: Runner, terms: _AdkTerms, thread: RunsInThread) -> None:
+    def __init__(self, runner: Runner, runs: GuardedRuns, thread: RunsInThread) -> None:
         self._runner = runner
-        self._terms = terms
+        self._runs = runs
         self._thread = thread
 
     @property
@@ -133,11 +110,7 @@ class GuardedAdkRunner:
     ) -> AsyncGenerator[Any]:
         """Run as `Runner.run_async` does. A run of the same ADK session continues one that ended for a decision."""
         options |= {"user_id": user_id, "session_id": session_id, "new_message": new_message}
-
-        async def work(emit: Emit) -> None:
-            await self._run(self._terms, options, emit)
-
-        async with aclosing(stream_from(work)) as events:
+        async with aclosing(stream_from(partial(self._run, self._runs, options))) as events:
             async for event in events:
                 yield event
 
@@ -146,90 +119,56 @@ class GuardedAdkRunner:
         options |= {"user_id": user_id, "session_id": session_id, "new_message": new_message}
 
         with self._thread.open() as (thread, runs):
-            work = partial(self._run, msgspec.structs.replace(self._terms, runs=runs), options)
-            yield from thread.stream(stream_from(work))
+            yield from thread.stream(stream_from(partial(self._run, runs, options)))
 
-    async def _run(self, terms: _AdkTerms, options: dict[str, Any], emit: Emit) -> None:
+    async def _run(self, runs: GuardedRuns, options: dict[str, Any], emit: Emit) -> None:
         key_parts = (self._runner.app_name, options["user_id"], options["session_id"])
         conversation = "google-adk." + ":".join(quote(each, safe="") for each in key_parts)
-        async with terms.runs.session(_text_of(options["new_message"]), conversation) as session:
-            await self._emit_events(_AdkRun(session, terms), options, emit)
-
-    async def _emit_events(self, run: _AdkRun, options: dict[str, Any], emit: Emit) -> None:
-        _RUN.set(run)  # Each run has its own task, and so its own context.
-        try:
+        async with runs.run(_text_of(options["new_message"]), conversation) as run:
+            _RUN.set(run)  # Each run has its own task, and so its own context.
             async with aclosing(self._runner.run_async(**options)) as events:
                 async for event in events:
-                    run.raise_failure()
+                    run.require_running()
                     await emit(event)
-        except Exception:
-            run.raise_failure()
-            raise
-        run.raise_failure()
-        if run.has_pending_decision:
-            await run.session.pause()
 
 
 async def _ask_guarded(model: Any, generate: Any, request: LlmRequest, *, stream: bool) -> AsyncGenerator[Any]:
     """Make a request under the guard: hold its maximum cost, and settle its true cost."""
-    run, raised_errors = _find_run(), []
+    run = _find_run()
 
-    async def hold(emit: Emit) -> None:
-        async def ask(limit: int | None) -> ModelResult[Any]:
-            try:
-                return await _pass_on(generate(_shorten(request, limit), stream=stream), emit)
-            except Exception as error:
-                raised_errors.append(error)
-                raise
-
-        reject_unseen(_name_unseen_tools(request), run.terms.allow_native)
-        limit = OutputLimit(request.config.max_output_tokens, run.terms.max_output_tokens)
-        name = _name_model(request.model or model.model)
-        # ADK does not read on after an answer that ends its step: the request is settled before.
-        if (last := await ask_model(run.session, name, _render(request), ask, limit)) is not None:
-            await emit(last)
+    async def send(limit: int | None, emit: Emit) -> ModelResult[Any]:
+        return await _pass_on(generate(_shorten(request, limit), stream=stream), emit)
 
     try:
-        async with aclosing(stream_from(hold)) as answers:
-            async for answer in answers:
-                yield answer
-    except Exception as error:
-        # The framework handles a provider's error. An error of the guard ends the run.
-        if error not in raised_errors:
-            run.fail(error)
+        run.runs.reject_unseen(_name_unseen_tools(request))
+    except ConfigError as error:
+        run.fail(error)
         raise
+    name = _name_model(request.model or model.model)
+    sent = FrameworkRequest(name, _render(request), request.config.max_output_tokens)
+    async with aclosing(run.stream(sent, send)) as answers:
+        async for answer in answers:
+            yield answer
 
 
 async def _call_guarded(tool: Any, run_tool: Any, args: dict[str, Any], context: ToolContext) -> Any:
     """Admit a call before it is made, and settle it."""
-    run, raised_errors = _find_run(), []
+    run = _find_run()
 
     async def act(admitted_arguments: Mapping[str, Any]) -> Any:
-        try:
-            result = await run_tool(args=dict(admitted_arguments), tool_context=context)
-        except Exception as error:
-            raised_errors.append(error)
-            raise
+        result = await run_tool(args=dict(admitted_arguments), tool_context=context)
         _count_attempt(context)
         return result
 
     if _is_rejected(context):
         return {"error": "This tool call was rejected."}
     try:
-        spec = run.terms.runs.spec(tool.name, tool.description, lambda: _schema_of(tool))
-        return await run.session.act(spec, args, act, name=_name_call(context))
+        spec = run.runs.spec(tool.name, tool.description, lambda: _schema_of(tool))
+        return await run.call(spec, args, act, name=_name_call(context))
     except DecisionPending as pending:
         return _ask_for_confirmation(run, context, pending)
     except EffectRefused as refused:
-        if not refused.terminal:
-            return {"error": str(refused)}
-        run.fail(refused)
-        raise
-    except Exception as error:
-        # The framework handles a tool's own error. An error of the guard ends the run.
-        if error not in raised_errors:
-            run.fail(error)
-        raise
+        return {"error": run.describe_refusal(refused)}
 
 
 @cache
@@ -347,7 +286,7 @@ def _shorten(request: LlmRequest, limit: int | None) -> LlmRequest:
 
 
 async def _pass_on(answers: AsyncGenerator[Any], emit: Emit) -> ModelResult[Any]:
-    """Emit all answers but the last whole one, which is returned."""
+    """Emit all answers but the last whole one: ADK does not read on after it, so the request is settled before."""
     text, usage, last = "", None, None
     async with aclosing(answers):
         async for answer in answers:
@@ -411,12 +350,11 @@ def _count_attempt(context: ToolContext) -> None:
         context.state[key] = (context.state.get(key) or 0) + 1
 
 
-def _ask_for_confirmation(run: _AdkRun, context: ToolContext, pending: DecisionPending) -> Any:
+def _ask_for_confirmation(run: GuardedRun, context: ToolContext, pending: DecisionPending) -> Any:
     """Send ADK's confirmation request. A yes there without an approval in Halter ends the run, and can be repeated."""
     if context.tool_confirmation is not None:
         run.fail(pending)
         raise pending
-    run.has_pending_decision = True
     context.request_confirmation(hint=str(pending), payload={"decision": pending.decision})
     context.actions.skip_summarization = True
     return {"error": str(pending)}

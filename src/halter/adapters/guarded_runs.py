@@ -3,15 +3,24 @@
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from typing import Any, Final, TypedDict, TypeVar, cast
 
 import msgspec
 
+from halter.adapters.attachments import AskWithin, FrameworkRequest, as_mapping, ask_model
 from halter.core.errors import ConfigError, LeaseLost
 from halter.core.money import usd_to_micros
 from halter.core.tools import Effect, Level, ToolSpec
 from halter.core.usage import Usage
+from halter.external.effects import Act, DecisionPending, EffectRefused, ModelResult
 from halter.external.guard import Guard, GuardedSession, SessionAlreadyEnded
 from halter.external.item_stream import Emit, stream_from
 from halter.external.loop_thread import LoopThread
@@ -66,11 +75,6 @@ def iterate_in_thread(make_items: Callable[[], AsyncGenerator[T]]) -> Generator[
         thread.close()
 
 
-def as_mapping(value: Any) -> Mapping[str, Any]:
-    """Return a framework's value if it is a mapping, and an empty mapping otherwise."""
-    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
-
-
 def read_task_text(content: Any) -> str:
     """Read the texts of a framework's message or input. Pictures and files are left out: they name no task."""
     if isinstance(content, str):
@@ -100,6 +104,8 @@ class ReportedEffect:
     async def admit(self, work: Awaitable[Any]) -> bool:
         """Run the guard's checks; return True if the effect may begin. If it may not, `settlement` has the reason."""
         self.settlement = asyncio.ensure_future(work)
+        # A run that ends records the error. Its framework may not ask for it.
+        self.settlement.add_done_callback(lambda settlement: settlement.cancelled() or settlement.exception())
         await asyncio.wait([self.admission, self.settlement], return_when=asyncio.FIRST_COMPLETED)
         return self.admission.done()
 
@@ -124,8 +130,16 @@ class GuardedRuns:
     recorded, is not made again when the framework repeats it.
     """
 
-    def __init__(self, guard: Guard, tools: Mapping[str, ExternalToolOptions]) -> None:
+    def __init__(
+        self,
+        guard: Guard,
+        tools: Mapping[str, ExternalToolOptions],
+        max_output_tokens: int | None = None,
+        allow_native: Collection[str] = (),
+    ) -> None:
         guard.allow_external_tools()
+        self.max_output_tokens = max_output_tokens
+        self.allow_native = frozenset(allow_native)
         self._guard = guard
         self._terms = tools
         self._specs: dict[str, ToolSpec] = {}
@@ -135,7 +149,31 @@ class GuardedRuns:
 
     def detach(self) -> "GuardedRuns":
         """Copy the runs for another event loop, with a guard that opens its own connection to the store."""
-        return GuardedRuns(self._guard.copy_closed(), self._terms)
+        return GuardedRuns(self._guard.copy_closed(), self._terms, self.max_output_tokens, self.allow_native)
+
+    def reject_unseen(self, names: Iterable[str]) -> None:
+        """Reject what the guard would not see, unless `allow_native` names it."""
+        reject_unseen(names, self.allow_native)
+
+    @asynccontextmanager
+    async def run(self, task: str, conversation: str = "", *, can_pause: bool = True) -> AsyncGenerator["GuardedRun"]:
+        """Open the session of a run. It raises what ended the run, whatever the framework has made of that.
+
+        With `can_pause`, a call that needs a person raises DecisionPending, and the session waits; otherwise the call
+        waits for the decision.
+        """
+        async with self.session(task, conversation) as session:
+            run = GuardedRun(self, session, can_pause=can_pause)
+            try:
+                yield run
+                run.require_running()
+            except Exception:
+                run.require_running()
+                raise
+            finally:
+                await run.stop_effects()
+            if run.has_question:
+                await session.pause()
 
     @asynccontextmanager
     async def session(self, task: str, conversation: str = "") -> AsyncGenerator[GuardedSession]:
@@ -212,6 +250,147 @@ class GuardedRuns:
                 cost=usd_to_micros(terms.get("cost", 0)),
             )
         return tool_spec
+
+
+class GuardedRun:
+    """A run of a framework's agent in progress: its session, and the error that ends it.
+
+    A framework may replace an error of the guard, or show it to the model and continue. The run therefore records it,
+    and starts no further effect. An error of the framework's own tool or model is the framework's.
+    """
+
+    def __init__(self, runs: GuardedRuns, session: GuardedSession, *, can_pause: bool) -> None:
+        self.runs = runs
+        self.session = session
+        self.can_pause = can_pause
+        self.has_question = False
+        """True if the run ends for a person, and continues in the same conversation."""
+        self.failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        self.admitted: dict[str, ReportedEffect] = {}
+        """The calls that are admitted, and that the framework has not reported yet."""
+        self._tasks: list[asyncio.Task[Any]] = []
+        """The tasks of requests and calls in progress. Not every framework waits for those of a run that it ends."""
+
+    def fail(self, error: Exception) -> None:
+        """Record the error that ends the run."""
+        if not self.failure.done():
+            self.failure.set_result(error)
+
+    def require_running(self) -> None:
+        """Raise the error that ended the run."""
+        if self.failure.done():
+            raise self.failure.result()
+
+    async def call(self, spec: ToolSpec, arguments: Mapping[str, Any], act: Act, *, name: str) -> Any:
+        """Make a call, and return what `act` returns. Raises DecisionPending, EffectRefused, and what `act` raises."""
+        own_errors: list[Exception] = []
+
+        async def perform(admitted_arguments: Mapping[str, Any]) -> Any:
+            try:
+                return await act(admitted_arguments)
+            except Exception as error:
+                own_errors.append(error)
+                raise
+
+        with self._in_effect(own_errors):
+            return await self.session.act(spec, arguments, perform, name=name, wait=not self.can_pause)
+
+    async def ask(self, request: FrameworkRequest, ask: AskWithin) -> Any:
+        """Make a request within its limit, and return its value. Raises EffectRefused, and what `ask` raises."""
+        own_errors: list[Exception] = []
+
+        async def perform(limit: int | None) -> ModelResult[Any]:
+            try:
+                return await ask(limit)
+            except Exception as error:
+                own_errors.append(error)
+                raise
+
+        with self._in_effect(own_errors):
+            return await ask_model(self.session, request, perform, self.runs.max_output_tokens)
+
+    def stream(
+        self, request: FrameworkRequest, send: Callable[[int | None, Emit], Awaitable[ModelResult[Any]]]
+    ) -> AsyncGenerator[Any]:
+        """Make a request whose answer `send` emits. The value of its result, if any, follows the settlement."""
+
+        async def work(emit: Emit) -> None:
+            if (last := await self.ask(request, lambda limit: send(limit, emit))) is not None:
+                await emit(last)
+
+        return stream_from(work)
+
+    @asynccontextmanager
+    async def hold_open(
+        self,
+        request: FrameworkRequest,
+        send: Callable[[int | None], AbstractAsyncContextManager[T]],
+        report: Callable[[T], ModelResult[None]],
+    ) -> AsyncGenerator[T]:
+        """Hold a request while its caller reads the answer, and settle it by the report. A halt ends the caller."""
+        opened: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        is_read = asyncio.Event()
+
+        async def ask(limit: int | None) -> ModelResult[None]:
+            async with send(limit) as answer:
+                opened.set_result(answer)
+                await is_read.wait()
+                return report(answer)
+
+        request_task = asyncio.ensure_future(self.ask(request, ask))
+        await asyncio.wait([request_task, opened], return_when=asyncio.FIRST_COMPLETED)
+        if not opened.done():
+            await request_task
+        reader = cast("asyncio.Task[Any]", asyncio.current_task())
+        request_task.add_done_callback(lambda _: None if is_read.is_set() else reader.cancel())
+        try:
+            yield opened.result()
+        except asyncio.CancelledError:
+            # A halt ended the request and cancelled the reader: raise the reason of the halt instead.
+            if request_task.done() and not is_read.is_set():
+                reader.uncancel()
+                request_task.result()
+            raise
+        finally:
+            is_read.set()
+            await asyncio.wait([request_task])
+        request_task.result()
+
+    def describe_refusal(self, refused: EffectRefused) -> str:
+        """Return the text of a refusal for the model. One that ends the session is raised."""
+        if refused.terminal:
+            raise refused
+        return str(refused)
+
+    async def stop_effects(self) -> None:
+        """Cancel the requests and calls that are still in progress, and wait until they are settled."""
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    @contextmanager
+    def _in_effect(self, own_errors: list[Exception]) -> Generator[None]:
+        """Record an error that is not the framework's own."""
+        self.require_running()
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._tasks.append(task)
+        try:
+            yield
+        except DecisionPending:
+            self.has_question = True
+            raise
+        except EffectRefused as refused:
+            if refused.terminal:
+                self.fail(refused)
+            raise
+        except Exception as error:
+            if error not in own_errors:
+                self.fail(error)
+            raise
+        finally:
+            self._tasks.remove(task)
 
 
 class RunsInThread:

@@ -14,7 +14,7 @@ Provider-side tools are passed as dictionaries, and no hook sees them: an agent 
 in `allow_native`. The guard does not see nodes of graphs that `create_agent` did not make.
 """
 
-from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any, Final
 from urllib.parse import quote
@@ -33,21 +33,27 @@ from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.graph.state import CompiledStateGraph  # pyright: ignore[reportMissingTypeStubs]
 from langgraph.types import interrupt
 
-from halter.adapters.attachments import LIMIT_NAMES, OutputLimit, ask_model, find_limit, lower_limit, lower_limits
+from halter.adapters.attachments import (
+    LIMIT_NAMES,
+    FrameworkRequest,
+    as_mapping,
+    find_limit,
+    lower_limit,
+    lower_limits,
+)
 from halter.adapters.guarded_runs import (
     NO_TOOLS,
     ExternalToolOptions,
+    GuardedRun,
     GuardedRuns,
-    as_mapping,
     iterate_in_thread,
     read_task_text,
     read_usage,
-    reject_unseen,
 )
 from halter.core.errors import ConfigError
 from halter.core.usage import Usage
 from halter.external.effects import DecisionPending, EffectRefused, ModelResult
-from halter.external.guard import Guard, GuardedSession
+from halter.external.guard import Guard
 
 SESSION_KEY: Final = "__halter_session"
 """The configuration key of a run's session. LangGraph does not write keys with this prefix into checkpoints."""
@@ -72,9 +78,9 @@ def create_agent(
 
     Raises ConfigError for a tool that the provider would run on its side.
     """
-    runs, allowed_names = GuardedRuns(guard, tool_options), frozenset(allow_native)
-    _reject_native(tools, allowed_names)
-    guard_middleware = GuardMiddleware(runs, max_output_tokens, allowed_names)
+    runs = GuardedRuns(guard, tool_options, max_output_tokens, allow_native)
+    runs.reject_unseen(_name_native(tools))
+    guard_middleware = GuardMiddleware(runs)
     # The first middleware is the outermost. The guard is the last, so that no other middleware can bypass it.
     make_agent: Callable[..., Any] = getattr(agents, "create_agent")  # noqa: B009 Its own types are not complete.
     agent = make_agent(model, list(tools), middleware=[*middleware, guard_middleware], **options)
@@ -107,20 +113,18 @@ class GuardedGraph(CompiledStateGraph[Any, Any, Any, Any]):
     ) -> AsyncGenerator[Any]:
         place, leaving = self._find_place(config), None
         run_graph: Callable[..., AsyncGenerator[Any]] = getattr(super(), "astream")  # noqa: B009 Its types are not complete.
-        async with runs.session(_text_of(run_input), _name_conversation(place)) as session:
-            session_config = _name_session(config, session.id)
+        async with runs.run(_text_of(run_input), _name_conversation(place)) as run:
+            session_config = _name_session(config, run.session.id)
             try:
-                with self._middleware.serving(session):
+                with self._middleware.serving(run):
                     async with aclosing(run_graph(run_input, session_config, **options)) as chunks:
                         async for chunk in chunks:
                             yield chunk
-                if await self._is_interrupted(place, session_config):
-                    await session.pause()
+                run.has_question = await self._is_interrupted(place, session_config)
             except GraphBubbleUp as bubble:
                 # The run is a part of another graph, which waits for a person or takes over.
                 leaving = bubble
-                if isinstance(bubble, GraphInterrupt):
-                    await session.pause()
+                run.has_question = isinstance(bubble, GraphInterrupt)
         if leaving is not None:
             raise leaving
 
@@ -148,33 +152,31 @@ def _put_under_guard(agent: Any, runs: GuardedRuns, middleware: "GuardMiddleware
 class GuardMiddleware(AgentMiddleware[Any, Any]):
     """Middleware that passes an agent's calls and requests through the session of its run."""
 
-    def __init__(self, runs: GuardedRuns, max_output_tokens: int | None, allow_native: frozenset[str]) -> None:
+    def __init__(self, runs: GuardedRuns) -> None:
         super().__init__()
         self._runs = runs
-        self._max_output_tokens = max_output_tokens
-        self._allow_native = allow_native
-        self._sessions: dict[str, GuardedSession] = {}
+        self._runs_by_session: dict[str, GuardedRun] = {}
         self._specs: dict[str, tuple[BaseTool, list[Any]]] = {}
 
     @contextmanager
-    def serving(self, session: GuardedSession) -> Generator[None]:
-        self._sessions[session.id] = session
+    def serving(self, run: GuardedRun) -> Generator[None]:
+        self._runs_by_session[run.session.id] = run
         try:
             yield
         finally:
-            del self._sessions[session.id]
+            del self._runs_by_session[run.session.id]
 
     async def awrap_model_call(self, request: ModelRequest[Any], handler: Any) -> ModelResponse[Any]:
-        session = self._find_session()
-        _reject_native([*request.tools, *_find_bound_tools(request.model)], self._allow_native)
-        limit = _find_output_limit(request, self._max_output_tokens)
+        self._runs.reject_unseen(_name_native([*request.tools, *_find_bound_tools(request.model)]))
 
-        async def ask(granted: int | None) -> ModelResult[ModelResponse[Any]]:
-            answer = await handler(request if granted is None else _lower(request, granted))
+        async def ask(limit: int | None) -> ModelResult[ModelResponse[Any]]:
+            answer = await handler(request if limit is None else _lower(request, limit))
             messages = [message for message in answer.result if isinstance(message, AIMessage)]
             return ModelResult(answer, "".join(str(each.text) for each in messages), _read_usage(messages))
 
-        return await ask_model(session, _name_model(request.model), self._render(request), ask, limit)
+        own_limit, longest = _find_limits(request)
+        sent = FrameworkRequest(_name_model(request.model), self._render(request), own_limit, longest)
+        return await self._find_run().ask(sent, ask)
 
     def _render(self, request: ModelRequest[Any]) -> str:
         """Render the whole request as text."""
@@ -190,10 +192,10 @@ class GuardMiddleware(AgentMiddleware[Any, Any]):
         return entry[1]
 
     async def awrap_tool_call(self, request: ToolCallRequest, handler: Any) -> Any:
-        session, call, tool = self._find_session(), request.tool_call, request.tool
+        run, call, tool = self._find_run(), request.tool_call, request.tool
         schema = tool.get_input_jsonschema if tool else dict
         spec = self._runs.spec(call["name"], tool.description if tool else "", schema)
-
+        run.can_pause = bool(get_config().get("configurable", {}).get("__pregel_checkpointer"))
         interrupts: list[GraphInterrupt] = []
 
         async def act(admitted_arguments: Mapping[str, Any]) -> Any:
@@ -203,25 +205,23 @@ class GuardMiddleware(AgentMiddleware[Any, Any]):
                 interrupts.append(interrupted)
                 return INTERRUPTED
 
-        pauses, name, attempts = bool(get_config().get("configurable", {}).get("__pregel_checkpointer")), call["id"], 1
-        while True:
-            try:
-                result = await session.act(spec, call["args"], act, name=str(name), wait=not pauses)
+        name, attempts = str(call["id"]), 1
+        try:
+            while (result := await run.call(spec, call["args"], act, name=name)) == INTERRUPTED:
                 if interrupts:
                     raise interrupts[0]
-                if result == INTERRUPTED:
-                    attempts, name = attempts + 1, f"{call['id']}.{attempts + 1}"
-                    continue
-                # An earlier process made the call: its result is a text.
-                earlier = isinstance(result, str)
-                return ToolMessage(result, tool_call_id=call["id"], name=call["name"]) if earlier else result
-            except DecisionPending as pending:
-                # The answer to the interrupt is not the decision. Only the decision in Halter counts: it is read again.
-                interrupt({"decision": pending.decision, "session": session.id, "tool": spec.name})
-            except EffectRefused as refused:
-                if refused.terminal:
-                    raise
-                return ToolMessage(str(refused), tool_call_id=call["id"], name=call["name"], status="error")
+                attempts += 1
+                name = f"{call['id']}.{attempts}"
+        except DecisionPending as pending:
+            # The answer to the interrupt is not the decision. Only the decision in Halter counts: it is read again.
+            interrupt({"decision": pending.decision, "session": run.session.id, "tool": spec.name})
+            return await self.awrap_tool_call(request, handler)
+        except EffectRefused as refused:
+            text = run.describe_refusal(refused)
+            return ToolMessage(text, tool_call_id=call["id"], name=call["name"], status="error")
+        # An earlier process made the call: its result is a text.
+        is_earlier = isinstance(result, str)
+        return ToolMessage(result, tool_call_id=call["id"], name=call["name"]) if is_earlier else result
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Any) -> ModelResponse[Any]:
         raise ConfigError(OUTSIDE)
@@ -229,11 +229,11 @@ class GuardMiddleware(AgentMiddleware[Any, Any]):
     def wrap_tool_call(self, request: ToolCallRequest, handler: Any) -> Any:
         raise ConfigError(OUTSIDE)
 
-    def _find_session(self) -> GuardedSession:
+    def _find_run(self) -> GuardedRun:
         session_id = get_config().get("configurable", {}).get(SESSION_KEY)
-        if session_id not in self._sessions:
+        if session_id not in self._runs_by_session:
             raise ConfigError(OUTSIDE)
-        return self._sessions[session_id]
+        return self._runs_by_session[session_id]
 
 
 INTERRUPTED: Final = "The tool interrupted the run. It begins again when the run is resumed, as a call of its own."
@@ -242,12 +242,12 @@ INTERRUPTED: Final = "The tool interrupted the run. It begins again when the run
 OUTSIDE: Final = "A guarded agent ran outside a session. Run the agent that `create_agent` returned."
 
 
-def _reject_native(tools: Sequence[Any], allowed_names: frozenset[str]) -> None:
-    reject_unseen((_name_native(as_mapping(tool)) for tool in tools if isinstance(tool, dict)), allowed_names)
-
-
-def _name_native(tool: Mapping[str, Any]) -> str:
-    return str(tool.get("type") or tool.get("name") or next(iter(tool), "a tool"))
+def _name_native(tools: Sequence[Any]) -> Iterator[str]:
+    """Yield the names of tools that are passed as dictionaries: the provider runs them."""
+    for tool in tools:
+        if isinstance(tool, dict):
+            values = as_mapping(tool)
+            yield str(values.get("type") or values.get("name") or next(iter(values), "a tool"))
 
 
 def _find_bound_tools(model: Any) -> Sequence[Any]:
@@ -261,13 +261,13 @@ def _name_model(model: BaseChatModel) -> str:
     return f"{params.get('ls_provider') or type(model).__name__}:{params.get('ls_model_name') or 'unnamed'}"
 
 
-def _find_output_limit(request: ModelRequest[Any], of_adapter: int | None) -> OutputLimit:
-    """Find the limit in the request's settings, in those that were bound to its model, and in the model itself."""
+def _find_limits(request: ModelRequest[Any]) -> tuple[int | None, int | None]:
+    """Find the limit in the settings of a request, of its binding and of its model; and the model's longest answer."""
     model = _find_model(request.model)
     places = (request.model_settings, as_mapping(getattr(request.model, "kwargs", None)), _list_limit_fields(model))
     own_limit = max(filter(None, map(find_limit, places)), default=None)
     profile = as_mapping(getattr(model, "profile", None))
-    return OutputLimit(own_limit, of_adapter, None if own_limit else profile.get("max_output_tokens"))
+    return own_limit, None if own_limit else profile.get("max_output_tokens")
 
 
 def _lower(request: ModelRequest[Any], limit: int) -> ModelRequest[Any]:

@@ -20,13 +20,13 @@ the tool is in `allow_native`.
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Collection, Mapping
+from contextlib import aclosing, asynccontextmanager
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import replace
 from types import CellType, FunctionType
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 from agents import Agent, Handoff, Model, ModelResponse, ModelSettings, RunConfig, Runner, RunResult, RunState
@@ -34,20 +34,21 @@ from agents.models.interface import ModelProvider
 from agents.result import RunResultStreaming
 from agents.tool import FunctionTool
 
-from halter.adapters.attachments import OutputLimit, ask_model, find_limit, lower_limit
+from halter.adapters.attachments import FrameworkRequest, find_limit, lower_limit
 from halter.adapters.guarded_runs import (
     NO_TOOLS,
     ExternalToolOptions,
+    GuardedRun,
     GuardedRuns,
+    ReportedEffect,
     read_task_text,
     read_usage,
 )
 from halter.core.errors import ConfigError
 from halter.core.usage import Usage
 from halter.external.effects import DecisionPending, EffectRefused, ModelResult
-from halter.external.guard import Guard, GuardedSession
-from halter.external.item_stream import Emit, stream_from
-from halter.loop.session_runtime import cancel_and_wait
+from halter.external.guard import Guard
+from halter.external.item_stream import Emit
 
 
 def guard(
@@ -62,63 +63,14 @@ def guard(
 
     Raises ConfigError for a tool that the guard would not see.
     """
-    terms = _Terms(GuardedRuns(guard, tools), max_output_tokens, frozenset(allow_native))
-    return GuardedRunner(_AgentWrapper(terms).wrap(agent), terms)
+    runs = GuardedRuns(guard, tools, max_output_tokens, allow_native)
+    return GuardedRunner(_AgentWrapper(runs).wrap(agent), runs)
 
 
-class _Terms(msgspec.Struct, frozen=True):
-    runs: GuardedRuns
-    max_output_tokens: int | None
-    allow_native: frozenset[str]
+_RUN: Final[ContextVar[GuardedRun | None]] = ContextVar("halter_openai_agents_run", default=None)
 
 
-class _Run:
-    """A run in progress: its session, and the calls that are admitted and not started.
-
-    `can_pause` is True if a pending decision interrupts the run.
-    """
-
-    def __init__(self, session: GuardedSession, *, can_pause: bool) -> None:
-        self.session = session
-        self.can_pause = can_pause
-        self.admitted: dict[str, _AdmittedCall] = {}
-        self.effects: list[asyncio.Task[Any]] = []
-        """The tasks of requests and calls in progress. The SDK does not wait for those of a run that is broken off."""
-        self._refusal: EffectRefused | None = None
-
-    @contextmanager
-    def in_effect(self) -> Generator[None]:
-        task = cast("asyncio.Task[Any]", asyncio.current_task())
-        self.effects.append(task)
-        try:
-            yield
-        finally:
-            self.effects.remove(task)
-
-    async def stop_effects(self) -> None:
-        """Cancel the requests and calls that are still in progress, and wait until they are settled."""
-        if tasks := [*self.effects]:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-
-    def accept_refusal(self, refused: EffectRefused) -> str:
-        """Return the text of a refusal for the model. One that ends the session is raised, now and by `require`."""
-        if refused.terminal:
-            self._refusal = refused
-            raise refused
-        return str(refused)
-
-    def require_running(self) -> None:
-        """Raise the refusal that ended the session. An agent that is a tool makes a text of what ended it."""
-        if self._refusal is not None:
-            raise self._refusal
-
-
-_RUN: Final[ContextVar[_Run | None]] = ContextVar("halter_openai_agents_run", default=None)
-
-
-def _find_run() -> _Run:
+def _find_run() -> GuardedRun:
     run = _RUN.get()
     if run is None:
         raise ConfigError("A guarded agent ran outside a session. Use `run` or `run_streamed` of the guarded runner.")
@@ -128,16 +80,15 @@ def _find_run() -> _Run:
 class GuardedRunner:
     """A runner of an agent under the guard. `agent` is the guarded copy; pass it when you load a RunState."""
 
-    def __init__(self, agent: Agent[Any], terms: _Terms) -> None:
+    def __init__(self, agent: Agent[Any], runs: GuardedRuns) -> None:
         self.agent = agent
-        self._terms = terms
+        self._runs = runs
 
     async def run(self, input: Any, *, conversation: str = "", **options: Any) -> RunResult:  # noqa: A002 It is the SDK's name.
         """Run as `Runner.run` does. With a `conversation`, a pending decision interrupts the run, which can resume."""
         async with self._session(input, conversation) as run:
             result = await Runner.run(self.agent, input, **self._guard_options(options))
-            if result.interruptions and run.can_pause:
-                await run.session.pause()
+            run.has_question = bool(result.interruptions) and run.can_pause
             return result
 
     def run_sync(self, input: Any, **options: Any) -> RunResult:  # noqa: A002 It is the SDK's name.
@@ -160,47 +111,39 @@ class GuardedRunner:
             finally:
                 if not result.is_complete:
                     result.cancel()
-            if result.interruptions and run.can_pause:
-                await run.session.pause()
+            run.has_question = bool(result.interruptions) and run.can_pause
 
     @asynccontextmanager
-    async def _session(self, run_input: Any, conversation: str) -> AsyncGenerator[_Run]:
+    async def _session(self, run_input: Any, conversation: str) -> AsyncGenerator[GuardedRun]:
         if isinstance(run_input, RunState) and not conversation:
             raise ConfigError("A RunState continues only in its own conversation. Pass it as `conversation`.")
         task = read_task_text(run_input[-1:] if isinstance(run_input, list) else run_input)
         conversation_id = f"openai-agents.{conversation}" if conversation else ""
-        async with self._terms.runs.session(task, conversation_id) as session:
-            run = _Run(session, can_pause=bool(conversation))
+        async with self._runs.run(task, conversation_id, can_pause=bool(conversation)) as run:
             token = _RUN.set(run)
             try:
                 yield run
-            except Exception:
-                # The SDK raises an error of its own for one of a tool.
-                run.require_running()
-                raise
             finally:
                 _RUN.reset(token)
-                await cancel_and_wait(*(each.settled for each in run.admitted.values()))
-                await run.stop_effects()
 
     def _guard_options(self, options: dict[str, Any]) -> dict[str, Any]:
         """Copy the options with the models of the run's configuration under the guard."""
-        return {**options, "run_config": _guard_config(options.get("run_config"), self._terms)}
+        return {**options, "run_config": _guard_config(options.get("run_config"))}
 
 
-def _guard_config(config: Any, terms: _Terms) -> RunConfig:
+def _guard_config(config: Any) -> RunConfig:
     config = config or RunConfig()
     if not isinstance(config, RunConfig):
         config = RunConfig(**config)
-    model = _GuardedModel(config.model, terms) if isinstance(config.model, Model) else config.model
-    return replace(config, model=model, model_provider=_GuardedProvider(config.model_provider, terms))
+    model = _GuardedModel(config.model) if isinstance(config.model, Model) else config.model
+    return replace(config, model=model, model_provider=_GuardedProvider(config.model_provider))
 
 
 class _AgentWrapper:
     """A factory of guarded copies: of an agent, of each agent that it hands off to, and of each that is a tool."""
 
-    def __init__(self, terms: _Terms) -> None:
-        self._terms = terms
+    def __init__(self, runs: GuardedRuns) -> None:
+        self._runs = runs
         self._wrapped_agents: dict[int, tuple[Agent[Any], Agent[Any]]] = {}
         """The originals with their copies, by the id of the original. A kept original's id cannot be reused."""
         self._classes: dict[type[Any], type[Any]] = {}
@@ -208,7 +151,7 @@ class _AgentWrapper:
     def wrap(self, agent: Agent[Any]) -> Agent[Any]:
         if id(agent) in self._wrapped_agents:
             return self._wrapped_agents[id(agent)][1]
-        model = _GuardedModel(agent.model, self._terms) if isinstance(agent.model, Model) else agent.model
+        model = _GuardedModel(agent.model) if isinstance(agent.model, Model) else agent.model
         guarded_agent = agent.clone(tools=[], handoffs=[])
         # `clone` would replace the settings of a named model with the defaults.
         guarded_agent.model = model
@@ -242,11 +185,11 @@ class _AgentWrapper:
     def _tool(self, tool: Any) -> Any:
         if isinstance(tool, FunctionTool):
             if not getattr(tool, "_is_agent_tool", False):
-                return _guard_tool(tool, self._terms.runs)
+                return _guard_tool(tool, self._runs)
             if (agent_tool := self._agent_tool(tool)) is not None:
-                return _guard_tool(agent_tool, self._terms.runs, runs_agent=True)
+                return _guard_tool(agent_tool, self._runs, runs_agent=True)
         name = str(getattr(tool, "name", type(tool).__name__))
-        if name not in self._terms.allow_native:
+        if name not in self._runs.allow_native:
             raise ConfigError(f"The guard cannot see what {name} does. Remove it, or add its name to `allow_native`.")
         return tool
 
@@ -265,25 +208,12 @@ class _AgentWrapper:
             return None
         wrapped_agent = values["self"] = self.wrap(agent)
         if values["run_config"] is not None:
-            values["run_config"] = _guard_config(values["run_config"], self._terms)
+            values["run_config"] = _guard_config(values["run_config"])
         code = function.__code__
         cells = tuple(CellType(values[name]) for name in code.co_freevars)
         run_agent = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, cells)
         setattr(invoker, "_invoke_tool_impl", run_agent)  # noqa: B010 As above.
         return replace(tool, on_invoke_tool=invoker, _agent_instance=wrapped_agent)
-
-
-class _AdmittedCall:
-    """A call that the guard has admitted, and that the SDK has not started yet."""
-
-    def __init__(self) -> None:
-        self.started = asyncio.Event()
-        self.work: asyncio.Future[Callable[[Mapping[str, Any]], Any]] = asyncio.get_running_loop().create_future()
-        self.settled: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-    async def act(self, arguments: Mapping[str, Any]) -> Any:
-        self.started.set()
-        return await (await self.work)(arguments)
 
 
 def _guard_tool(tool: FunctionTool, runs: GuardedRuns, *, runs_agent: bool = False) -> FunctionTool:
@@ -296,19 +226,23 @@ def _guard_tool(tool: FunctionTool, runs: GuardedRuns, *, runs_agent: bool = Fal
 
     async def needs_approval(context: Any, arguments: dict[str, Any], call: str) -> bool:
         """Pass the call to the guard; return True if a person has to decide first."""
-        run, admitted_call = _find_run(), _AdmittedCall()
+        run = _find_run()
         own: Any = tool.needs_approval
         if own is True or (own and await own(context, arguments, call)):
             return True
         if not run.can_pause:
             return False
-        admitted_call.settled = asyncio.ensure_future(run.session.act(spec, arguments, admitted_call.act, name=call))
-        start_task = asyncio.ensure_future(admitted_call.started.wait())
-        await asyncio.wait([admitted_call.settled, start_task], return_when=asyncio.FIRST_COMPLETED)
-        start_task.cancel()
-        if admitted_call.settled.done() and isinstance(admitted_call.settled.exception(), DecisionPending):
+        effect = ReportedEffect()
+
+        async def act(admitted_arguments: Mapping[str, Any]) -> Any:
+            # The SDK says how the call is made when it starts it.
+            work = await effect.act(admitted_arguments)
+            return await work(admitted_arguments)
+
+        is_admitted = await effect.admit(run.call(spec, arguments, act, name=call))
+        if not is_admitted and isinstance(effect.settlement.exception(), DecisionPending):
             return True
-        run.admitted[call] = admitted_call
+        run.admitted[call] = effect
         return False
 
     async def invoke(context: Any, arguments_json: str) -> Any:
@@ -317,22 +251,21 @@ def _guard_tool(tool: FunctionTool, runs: GuardedRuns, *, runs_agent: bool = Fal
 
         async def work(admitted_arguments: Mapping[str, Any]) -> Any:
             # The model's own text, unless a person edited the arguments.
-            text = (
-                arguments_json if admitted_arguments == arguments else msgspec.json.encode(admitted_arguments).decode()
-            )
+            is_same = admitted_arguments == arguments
+            text = arguments_json if is_same else msgspec.json.encode(admitted_arguments).decode()
             return text if runs_agent else await tool.on_invoke_tool(context, text)
 
         try:
-            if (admitted_call := run.admitted.pop(call, None)) is None:
-                with run.in_effect():
-                    result = await run.session.act(spec, arguments, work, name=call, wait=not run.can_pause)
+            if (effect := run.admitted.pop(call, None)) is None:
+                result = await run.call(spec, arguments, work, name=call)
             else:
-                admitted_call.work.set_result(work)
-                result = await admitted_call.settled
+                effect.outcome.set_result(work)
+                result = await effect.settlement
         except EffectRefused as refused:
-            return run.accept_refusal(refused)
+            return run.describe_refusal(refused)
         if runs_agent:
             result = await tool.on_invoke_tool(context, result)
+            # An agent that is a tool makes a text of what ended it.
             run.require_running()
         return result
 
@@ -340,18 +273,16 @@ def _guard_tool(tool: FunctionTool, runs: GuardedRuns, *, runs_agent: bool = Fal
 
 
 class _GuardedProvider(ModelProvider):
-    def __init__(self, wrapped: ModelProvider, terms: _Terms) -> None:
+    def __init__(self, wrapped: ModelProvider) -> None:
         self._wrapped = wrapped
-        self._terms = terms
 
     def get_model(self, model_name: str | None) -> Model:
-        return _GuardedModel(self._wrapped.get_model(model_name), self._terms)
+        return _GuardedModel(self._wrapped.get_model(model_name))
 
 
 class _GuardedModel(Model):
-    def __init__(self, wrapped: Model, terms: _Terms) -> None:
+    def __init__(self, wrapped: Model) -> None:
         self._wrapped = wrapped
-        self._terms = terms
 
     async def get_response(
         self,
@@ -367,7 +298,7 @@ class _GuardedModel(Model):
             answer = await self._wrapped.get_response(system_instructions, input, settings, tools, *args, **options)
             return ModelResult(answer, str(answer.to_input_items()), _read_usage(answer.usage))
 
-        return await self._hold(system_instructions, input, model_settings, tools, ask)
+        return await _find_run().ask(self._read(system_instructions, input, model_settings, tools), ask)
 
     async def stream_response(
         self,
@@ -378,40 +309,30 @@ class _GuardedModel(Model):
         *args: Any,
         **options: Any,
     ) -> AsyncGenerator[Any]:
-        async def request(emit: Emit) -> None:
-            async def ask(limit: int | None) -> ModelResult[None]:
-                settings = _lower(model_settings, limit)
-                response: Any = None
-                async for event in self._wrapped.stream_response(
-                    system_instructions, input, settings, tools, *args, **options
-                ):
-                    response = getattr(event, "response", response)
-                    await emit(event)
-                return ModelResult(
-                    None, str(getattr(response, "output", "")), _read_usage(getattr(response, "usage", None))
-                )
+        async def send(limit: int | None, emit: Emit) -> ModelResult[None]:
+            response: Any = None
+            settings = _lower(model_settings, limit)
+            async for event in self._wrapped.stream_response(
+                system_instructions, input, settings, tools, *args, **options
+            ):
+                response = getattr(event, "response", response)
+                await emit(event)
+            usage = _read_usage(getattr(response, "usage", None))
+            return ModelResult(None, str(getattr(response, "output", "")), usage)
 
-            await self._hold(system_instructions, input, model_settings, tools, ask)
-
-        async with aclosing(stream_from(request)) as events:
+        request = self._read(system_instructions, input, model_settings, tools)
+        async with aclosing(_find_run().stream(request, send)) as events:
             async for event in events:
                 yield event
 
-    async def _hold(self, system: str | None, request_input: Any, settings: ModelSettings, tools: Any, ask: Any) -> Any:
+    def _read(self, system: str | None, request_input: Any, settings: ModelSettings, tools: Any) -> FrameworkRequest:
         schemas = [
             [tool.name, getattr(tool, "description", ""), getattr(tool, "params_json_schema", {})] for tool in tools
         ]
-        request_json = msgspec.json.encode([system, request_input, schemas], enc_hook=str).decode()
-        limit = OutputLimit(find_limit(_list_limit_settings(settings)), self._terms.max_output_tokens)
+        sent_json = msgspec.json.encode([system, request_input, schemas], enc_hook=str).decode()
         name = str(getattr(self._wrapped, "model", type(self._wrapped).__name__))
-        model_name = name if ":" in name else f"openai:{name}"
-        run = _find_run()
-        try:
-            with run.in_effect():
-                return await ask_model(run.session, model_name, request_json, ask, limit)
-        except EffectRefused as refused:
-            run.accept_refusal(refused)
-            raise
+        own_limit = find_limit(_list_limit_settings(settings))
+        return FrameworkRequest(name if ":" in name else f"openai:{name}", sent_json, own_limit)
 
 
 def _list_limit_settings(settings: ModelSettings) -> dict[str, Any]:

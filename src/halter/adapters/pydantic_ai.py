@@ -14,9 +14,8 @@ No hook sees provider-side tools (web search, code execution): a request that of
 in `allow_native`. Realtime sessions and batches are rejected too.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Collection, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from copy import copy
 from functools import partial
 from typing import Any
@@ -33,19 +32,19 @@ from pydantic_ai.tools import DeferredToolRequests, RunContext, ToolDefinition
 from pydantic_ai.usage import RequestUsage
 from pydantic_core import to_jsonable_python
 
-from halter.adapters.attachments import OutputLimit, ask_model, find_limit, lower_limit
+from halter.adapters.attachments import FrameworkRequest, find_limit, lower_limit
 from halter.adapters.guarded_runs import (
     NO_TOOLS,
     ExternalToolOptions,
+    GuardedRun,
     GuardedRuns,
     read_task_text,
     read_usage,
-    reject_unseen,
 )
 from halter.core.errors import ConfigError
 from halter.core.usage import Usage
 from halter.external.effects import DecisionPending, EffectRefused, ModelResult
-from halter.external.guard import Guard, GuardedSession
+from halter.external.guard import Guard
 
 
 def guard(
@@ -57,8 +56,7 @@ def guard(
     allow_native: Collection[str] = (),
 ) -> "GuardedAgent":
     """Return the agent with every run under the guard. `tools` has the properties of its tools."""
-    capability = GuardCapability(GuardedRuns(guard, tools), max_output_tokens, frozenset(allow_native))
-    return GuardedAgent(agent, capability)
+    return GuardedAgent(agent, GuardCapability(GuardedRuns(guard, tools, max_output_tokens, allow_native)))
 
 
 class GuardedAgent(WrapperAgent[Any, Any]):
@@ -82,36 +80,28 @@ class GuardedAgent(WrapperAgent[Any, Any]):
 class GuardCapability(AbstractCapability[Any]):
     """A capability that passes an agent's calls and requests through the guard; one copy for each run."""
 
-    def __init__(self, runs: GuardedRuns, max_output_tokens: int | None, allow_native: frozenset[str]) -> None:
+    def __init__(self, runs: GuardedRuns) -> None:
         self._runs = runs
-        self._max_output_tokens = max_output_tokens
-        self._allow_native = allow_native
-        self._session: GuardedSession | None = None
-        self._pauses = False
+        self._run: GuardedRun | None = None
 
     async def for_run(self, ctx: RunContext[Any]) -> "GuardCapability":
         return copy(self)
 
     async def wrap_run(self, ctx: RunContext[Any], *, handler: Any) -> AgentRunResult[Any]:
-        self._pauses = ctx.agent is not None and _can_defer(ctx.agent)
-        async with self._runs.session(read_task_text(ctx.prompt), str(ctx.conversation_id)) as session:
-            self._session = session
+        can_pause = ctx.agent is not None and _can_defer(ctx.agent)
+        async with self._runs.run(read_task_text(ctx.prompt), str(ctx.conversation_id), can_pause=can_pause) as run:
+            self._run = run
             result = await handler()
-            if isinstance(result.output, DeferredToolRequests):
-                await session.pause()
+            run.has_question = isinstance(result.output, DeferredToolRequests)
             return result
 
     def get_wrapper_model(self, model: Model) -> Model | None:
-        if self._session is None:
-            raise ConfigError("A guarded agent requested a model outside a run. Use `run`, `iter` or `run_stream`.")
-        return _GuardedModel(model, self._session, self._max_output_tokens, self._allow_native)
+        return _GuardedModel(model, self._find_run())
 
     async def wrap_tool_execute(
         self, ctx: RunContext[Any], *, call: ToolCallPart, tool_def: ToolDefinition, args: dict[str, Any], handler: Any
     ) -> Any:
-        if self._session is None:
-            raise ConfigError(f"{call.tool_name} was called outside a guarded run. Use `run`, `iter` or `run_stream`.")
-        arguments = call.args_as_dict()
+        run, arguments = self._find_run(), call.args_as_dict()
         spec = self._runs.spec(call.tool_name, tool_def.description or "", lambda: tool_def.parameters_json_schema)
 
         async def act(admitted_arguments: Mapping[str, Any]) -> Any:
@@ -119,23 +109,22 @@ class GuardCapability(AbstractCapability[Any]):
             return await handler(args if admitted_arguments == arguments else dict(admitted_arguments))
 
         try:
-            return await self._session.act(spec, arguments, act, name=call.tool_call_id, wait=not self._pauses)
+            return await run.call(spec, arguments, act, name=call.tool_call_id)
         except DecisionPending as pending:
-            raise ApprovalRequired(metadata={"decision": pending.decision, "session": self._session.id}) from None
+            raise ApprovalRequired(metadata={"decision": pending.decision, "session": run.session.id}) from None
         except EffectRefused as refused:
-            if refused.terminal:
-                raise
-            return str(refused)
+            return run.describe_refusal(refused)
+
+    def _find_run(self) -> GuardedRun:
+        if self._run is None:
+            raise ConfigError("A guarded agent ran outside a session. Use `run`, `iter` or `run_stream`.")
+        return self._run
 
 
 class _GuardedModel(WrapperModel):
-    def __init__(
-        self, wrapped: Model, session: GuardedSession, max_output_tokens: int | None, allow_native: frozenset[str]
-    ) -> None:
+    def __init__(self, wrapped: Model, run: GuardedRun) -> None:
         super().__init__(wrapped)
-        self._session = session
-        self._max_output_tokens = max_output_tokens
-        self._allow_native = allow_native
+        self._run = run
 
     async def request(
         self,
@@ -143,14 +132,12 @@ class _GuardedModel(WrapperModel):
         model_settings: ModelSettings | None,
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
-        self._reject_native(model_request_parameters)
-
         async def ask(limit: int | None) -> ModelResult[ModelResponse]:
             settings = _lower(model_settings, limit)
             answer = await self.wrapped.request(messages, settings, model_request_parameters)
             return ModelResult(answer, answer.text or "", _read_usage(answer.usage))
 
-        return await self._hold(messages, model_settings, model_request_parameters, ask)
+        return await self._run.ask(self._read(messages, model_settings, model_request_parameters), ask)
 
     @asynccontextmanager
     async def request_stream(
@@ -160,53 +147,27 @@ class _GuardedModel(WrapperModel):
         model_request_parameters: ModelRequestParameters,
         run_context: RunContext[Any] | None = None,
     ) -> AsyncGenerator[StreamedResponse]:
-        self._reject_native(model_request_parameters)
-        stream_future: asyncio.Future[StreamedResponse] = asyncio.get_running_loop().create_future()
-        reader_done = asyncio.Event()
-
-        async def ask(limit: int | None) -> ModelResult[None]:
+        def send(limit: int | None) -> AbstractAsyncContextManager[StreamedResponse]:
             settings = _lower(model_settings, limit)
-            async with self.wrapped.request_stream(messages, settings, model_request_parameters, run_context) as stream:
-                stream_future.set_result(stream)
-                await reader_done.wait()
-                answer = stream.get()
-                return ModelResult(None, answer.text or "", _read_usage(answer.usage))
+            return self.wrapped.request_stream(messages, settings, model_request_parameters, run_context)
 
-        request_task = asyncio.ensure_future(self._hold(messages, model_settings, model_request_parameters, ask))
-        await asyncio.wait([request_task, stream_future], return_when=asyncio.FIRST_COMPLETED)
-        if not stream_future.done():
-            await request_task
-        reader = asyncio.current_task()
-        request_task.add_done_callback(lambda _: None if reader_done.is_set() or reader is None else reader.cancel())
-        try:
-            yield stream_future.result()
-        except asyncio.CancelledError:
-            # A halt ended the request and cancelled the reader: raise the reason of the halt instead.
-            if request_task.done() and not reader_done.is_set() and reader is not None:
-                reader.uncancel()
-                request_task.result()
-            raise
-        finally:
-            reader_done.set()
-            await asyncio.wait([request_task])
-        request_task.result()
+        def report(stream: StreamedResponse) -> ModelResult[None]:
+            answer = stream.get()
+            return ModelResult(None, answer.text or "", _read_usage(answer.usage))
 
-    async def _hold(
-        self,
-        messages: list[ModelMessage],
-        settings: ModelSettings | None,
-        parameters: ModelRequestParameters,
-        ask: Any,
-    ) -> Any:
+        request = self._read(messages, model_settings, model_request_parameters)
+        async with self._run.hold_open(request, send, report) as stream:
+            yield stream
+
+    def _read(
+        self, messages: list[ModelMessage], settings: ModelSettings | None, parameters: ModelRequestParameters
+    ) -> FrameworkRequest:
+        self._run.runs.reject_unseen(tool.kind for tool in parameters.native_tools)
         tools = [*parameters.function_tools, *parameters.output_tools]
         schemas = [[tool.name, tool.description, tool.parameters_json_schema] for tool in tools]
-        request_json = b"[%s,%s]" % (_render(messages), msgspec.json.encode(schemas, enc_hook=str))
-        limit = OutputLimit(find_limit(settings or {}), self._max_output_tokens)
-        model_name = f"{self.wrapped.system}:{self.wrapped.model_name}"
-        return await ask_model(self._session, model_name, request_json.decode(), ask, limit)
-
-    def _reject_native(self, parameters: ModelRequestParameters) -> None:
-        reject_unseen((tool.kind for tool in parameters.native_tools), self._allow_native)
+        sent_json = b"[%s,%s]" % (_render(messages), msgspec.json.encode(schemas, enc_hook=str))
+        model = f"{self.wrapped.system}:{self.wrapped.model_name}"
+        return FrameworkRequest(model, sent_json.decode(), find_limit(settings or {}))
 
 
 def _render(messages: list[ModelMessage]) -> bytes:

@@ -17,7 +17,7 @@ from halter.core.messages import Text, ToolCall
 from halter.core.text import clean, describe_value, encode_body, join_names, shorten
 from halter.core.tools import HealthReport
 from halter.guard.call_answer import Answer
-from halter.loop.loop import LiveContext
+from halter.loop.observer import LiveContext
 from halter.loop.text_calls import (
     NotJson,
     PathValue,

@@ -30,12 +30,14 @@ from halter.expressions import EvaluationFailure, Expression, to_cel_value
 from halter.guard.call_answer import Answer
 from halter.guard.prepare import Call
 from halter.guard.request import AnsweredRequest, ModelRequest
-from halter.loop import decide
-from halter.loop.decide import TROUBLED_ENDS, End, NextTurn, Park, SessionStep, find_backoff
-from halter.loop.loop import HotStateCapture, TurnLoop
+from halter.loop.decide import End, NextTurn, Park, SessionStep, find_backoff
+from halter.loop.loop import TurnLoop
+from halter.loop.observer import HotStateCapture
 from halter.loop.prompt import MAX_DATA_LENGTH, Worth, make_question_prompt, read_form_answer
+from halter.loop.runtime_messages import OBSERVE_TURN, describe_last_stop
 from halter.loop.session_runtime import SessionRuntime
 from halter.loop.text_calls import cut_text, encode_canonical, is_equal_json, to_json_line
+from halter.loop.turn import TROUBLED_ENDS
 from halter.policy.hours import Hours, find_wake_time
 from halter.spec.autonomy import Gate, HotField, Pacing
 from halter.tasks.conversation import Inbox, OpenTurn
@@ -276,7 +278,7 @@ class AutonomousPace:
         if skip is not None:
             await self._loop.skip(skip.stage, skip.sentence)
             return await self._save_before_park(self._sleep_on())
-        own_prompt = (Text(self._limits.prompt or decide.OBSERVE_TURN, "config", reason="observe"),)
+        own_prompt = (Text(self._limits.prompt or OBSERVE_TURN, "config", reason="observe"),)
         # A handover is added to the agent's own prompt, and does not replace it.
         is_handover = self._runtime.began.follows and not self._loop.turn.number
         opening = (*inbox.messages, *own_prompt) if is_handover else inbox.messages or own_prompt
@@ -336,7 +338,7 @@ class AutonomousPace:
         turn = self._loop.turn
         if turn.why not in TROUBLED_ENDS:
             return ()
-        return (Text(decide.describe_last_stop(turn.sentence), "config", trusted=False, reason="trouble"),)
+        return (Text(describe_last_stop(turn.sentence), "config", trusted=False, reason="trouble"),)
 
     async def _gate(
         self, inbox: Inbox, changes: Sequence[FieldChange], previous: HotStateSnapshot | None, current: HotStateSnapshot

@@ -22,8 +22,9 @@ from halter.core.errors import HalterError, LeaseLost
 from halter.core.events import SensorChanged, WakePosted
 from halter.core.text import clean, shorten
 from halter.core.tools import MAX_READING_BYTES, Health, HealthReport, Reading, Sensor, SensorFailed
+from halter.loop.concurrency import raise_if_cancelled
 from halter.loop.loop import TurnLoop
-from halter.loop.session_runtime import SessionRuntime, raise_if_cancelled
+from halter.loop.session_runtime import SessionRuntime
 from halter.loop.text_calls import PathValue, find_path_value
 from halter.spec.sensors import AnySensor, Update
 from halter.tasks.conversation import Conclusion, Conversation

@@ -23,8 +23,9 @@ from halter.core.events import AnyEvent, CallSettled, CallStarted, CostCapReache
 from halter.core.rows import NO_OWNER, AgentRow, HaltRow, SessionRow, explain_newer_format
 from halter.core.text import format_count
 from halter.core.vocabulary import ShownState, State
-from halter.guard.judge import compute_ramp_delay
-from halter.loop.decide import TROUBLED_ENDS, find_backoff
+from halter.guard.halts import compute_ramp_delay
+from halter.loop.decide import find_backoff
+from halter.loop.turn import TROUBLED_ENDS
 
 REST_STATES: frozenset[State] = frozenset(("SLEEPING", "WAITING_FOR_INPUT", "PAUSED"))
 """States of a session that is parked between turns. The loop handles a park inside a turn."""

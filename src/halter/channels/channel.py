@@ -51,7 +51,7 @@ from halter.core.text import clean, describe_need_count, shorten
 from halter.dispatch.heartbeat import renew_leases
 from halter.dispatch.workers import WorkerRow
 from halter.guard.approvals import PendingDecision
-from halter.loop.session_runtime import raise_if_cancelled, run_until_first, wait_for_change, watch_changes
+from halter.loop.concurrency import raise_if_cancelled, run_until_first, wait_for_change, watch_changes
 from halter.net.client import parse_retry_after
 from halter.operations import control, decisions, messages
 from halter.operations.actor import Actor, Principal

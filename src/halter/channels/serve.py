@@ -13,7 +13,7 @@ from halter.core.errors import ConfigError, require_module
 from halter.core.ports import Query
 from halter.core.tools import substitute_secrets
 from halter.dispatch.workers import WorkerRow
-from halter.loop.session_runtime import raise_if_cancelled, run_together
+from halter.loop.concurrency import raise_if_cancelled, run_together
 from halter.net.client import HttpClient
 from halter.net.httpx_transport import connect_directly
 from halter.operations.channels import CHANNELS, read_who

@@ -142,7 +142,7 @@ async def _run_demo_agent(app: Runtime, demo_folder: "DemoFolder", lines: Sequen
     from halter.cli.terminal import Printer
     from halter.cli.up import HOW_TO_STOP, FeedPrinter, make_bus, run_and_show
     from halter.demo.folder import Scenery
-    from halter.loop.session_runtime import run_together
+    from halter.loop.concurrency import run_together
 
     bus = make_bus(app)
     async with Printer() as printer:

@@ -90,7 +90,7 @@ def serve_here(
     address = parse_listen_address(listen or DEFAULT_LISTEN, min_port=0)
 
     async def job(app: Runtime) -> None:
-        from halter.loop.session_runtime import run_together
+        from halter.loop.concurrency import run_together
         from halter.runtime.worker import list_price_jobs
 
         require_person(app, "start the proxy")

@@ -211,7 +211,7 @@ async def _serve(
     as_json: bool,
 ) -> None:
     from halter.channels.serve import serve_channels
-    from halter.loop.session_runtime import run_together
+    from halter.loop.concurrency import run_together
     from halter.server.auth import Keyring
     from halter.server.server import ServerExtras, WebhookEndpoint, serve_web
 
@@ -389,7 +389,7 @@ async def _work(
     app: Runtime, folders: list[Path], mode: "DispatchMode", webhook_address: tuple[str, int] | None, *, as_json: bool
 ) -> None:
     from halter.channels.serve import serve_channels
-    from halter.loop.session_runtime import run_until_first
+    from halter.loop.concurrency import run_until_first
     from halter.runtime.supervisor import FleetRunner, Supervisor
     from halter.runtime.telemetry.tracer import trace_worker
     from halter.runtime.webhooks import WebhookReceiver

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from halter.core.tools import ProviderTool
     from halter.front_door.fast_paths import RoutingContext
     from halter.front_door.route import RoutingDecision
-    from halter.loop.loop import LoopObserver
+    from halter.loop.observer import LoopObserver
 
 MAX_CALL_TEXT = 100
 
@@ -114,7 +114,7 @@ class Screen:
 
     def make_sub_observer(self) -> "LoopObserver":
         """Make an observer of a sub-session, which prints its calls and costs, and no text."""
-        from halter.loop.loop import LoopObserver
+        from halter.loop.observer import LoopObserver
 
         return LoopObserver(on_text=self._cost, on_result=self.show_result, on_cap=self.show_sleeping)
 
@@ -548,7 +548,7 @@ async def _attend_session(
     on_wait: Any = None,
     is_interrupted: Callable[[], bool] = lambda: False,
 ) -> Any:
-    from halter.loop.loop import LoopObserver
+    from halter.loop.observer import LoopObserver
     from halter.runtime.session_runner import attend_session
     from halter.runtime.session_start import is_session_near_budget
     from halter.tasks.conversation import build_result

@@ -82,7 +82,7 @@ def parse_listen_address(listen: str, min_port: int = 1) -> tuple[str, int]:
 
 async def _up(app: Runtime, folders: list[Path], host: str, port: int, *, as_json: bool) -> None:
     from halter.channels.serve import serve_channels
-    from halter.loop.session_runtime import run_together
+    from halter.loop.concurrency import run_together
     from halter.server.api import serve_hooks
 
     async with Printer() as printer:
@@ -103,7 +103,7 @@ async def run_and_show(
     app: Runtime, folders: list[Path], bus: Bus, feed_printer: "FeedPrinter", serve: "Serve", kind: str = "up"
 ) -> None:
     """Run agents until cancelled, and show what they do. `kind` names this process in the list of workers."""
-    from halter.loop.session_runtime import run_together
+    from halter.loop.concurrency import run_together
     from halter.runtime.supervisor import FleetRunner, Supervisor
     from halter.runtime.telemetry.tracer import trace_agents
     from halter.runtime.worker import make_embedded_mode

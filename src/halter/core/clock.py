@@ -35,14 +35,19 @@ def read_monotonic(clock: Clock) -> int:
 
     A clock of a program without such a reading is one that nobody sets.
     """
-    read: Callable[[], int] = getattr(clock, "monotonic", clock.now)
-    return read()
+    return bind_monotonic(clock)()
+
+
+def bind_monotonic(clock: Clock) -> Callable[[], int]:
+    """Return `read_monotonic` for one clock, for those who read it at each step."""
+    return getattr(clock, "monotonic", clock.now)
 
 
 def start_steady_time(clock: Clock) -> Callable[[], int]:
     """Return a function that reads the time as if the clock had not been set since this call."""
-    ahead = clock.now() - read_monotonic(clock)
-    return lambda: read_monotonic(clock) + ahead
+    read = bind_monotonic(clock)
+    ahead = clock.now() - read()
+    return lambda: read() + ahead
 
 
 class SystemClock:

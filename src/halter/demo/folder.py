@@ -20,7 +20,7 @@ import msgspec
 from halter.config.trust import TrustFile, digest_folder
 from halter.core.clock import DAY, MINUTE, SECOND, Clock
 from halter.core.errors import ConfigError
-from halter.loop.session_runtime import run_together
+from halter.loop.concurrency import run_together
 from halter.models.providers import is_installed
 from halter.runtime.feed import Bus
 from halter.runtime.runtime import Runtime

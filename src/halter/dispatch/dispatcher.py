@@ -38,13 +38,7 @@ from halter.dispatch.idle import (
 from halter.dispatch.store_clock import StoreClock
 from halter.dispatch.workers import WorkerRow
 from halter.guard.halts import Departures
-from halter.loop.session_runtime import (
-    raise_if_cancelled,
-    run_together,
-    run_until_first,
-    wait_for_change,
-    watch_changes,
-)
+from halter.loop.concurrency import raise_if_cancelled, run_together, run_until_first, wait_for_change, watch_changes
 from halter.state import lifecycle
 
 DUE_POLLING_INTERVAL: Final = 5 * SECOND

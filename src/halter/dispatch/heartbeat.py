@@ -17,7 +17,7 @@ from halter.core.rows import SessionRow
 from halter.dispatch.workers import WorkerInfo
 from halter.guard.halts import cancel
 from halter.guard.ledger import Ledger
-from halter.loop.session_runtime import cancel_and_wait
+from halter.loop.concurrency import cancel_and_wait
 from halter.state import lifecycle
 from halter.state.session import InFlight, replay
 from halter.system.liveness import LivenessWriter

@@ -18,7 +18,7 @@ from typing import IO, Any, Final, cast
 
 from halter.journal.engine import load_queries, to_psycopg_parameters
 from halter.journal.open import find_store_file, postgres_address
-from halter.loop.session_runtime import cancel_and_wait
+from halter.loop.concurrency import cancel_and_wait
 from halter.system.liveness import LIVENESS_BYTES, LivenessWriter
 from halter.tools.process import observe_groups
 

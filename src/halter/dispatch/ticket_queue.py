@@ -28,7 +28,7 @@ from halter.core.ids import SessionId
 from halter.core.ports import Ticket
 from halter.dispatch.dispatcher import ServeTicket
 from halter.journal.connection import PostgresAddress, open_greeted_connection, translate_postgres_error
-from halter.loop.session_runtime import raise_if_cancelled
+from halter.loop.concurrency import raise_if_cancelled
 
 SERVE_TASK: Final = "halter.serve"
 POLL_SECONDS: Final = 5.0

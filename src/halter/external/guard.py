@@ -36,10 +36,10 @@ from halter.external.effects import DecisionPending
 from halter.external.guard_summary import GuardSummary, make_receipts, summarize_agent
 from halter.external.guarded_session import GuardedSession, guard_client, name_tool
 from halter.external.host import SessionHost
+from halter.external.provenance import make_external_check
 from halter.external.session import ExternalSession
 from halter.external.sync_guard import BlockingGuard
 from halter.guard.call_answer import Answer
-from halter.guard.external_provenance import make_external_check
 from halter.runtime.agent import (
     MODEL_KEYS,
     AgentProgram,

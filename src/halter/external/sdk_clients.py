@@ -40,7 +40,7 @@ from halter.external.loop_thread import LoopThread
 from halter.external.refusals import Refusal, explain_outcome, render_in_stream, render_refusal
 from halter.external.relay import Upstream, conclude_answer, drain_events, drop_usage_chunk
 from halter.guard.request import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest, RequestOutcome
-from halter.loop.session_runtime import cancel_and_wait
+from halter.loop.concurrency import cancel_and_wait
 from halter.models.prices import Prices
 from halter.models.sellers import find_listed_window
 from halter.models.usage_reader import UsageReader

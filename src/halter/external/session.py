@@ -27,14 +27,15 @@ from halter.core.rows import DecisionRow, HaltRow, SessionRow
 from halter.core.tools import Tool
 from halter.core.vocabulary import Outcome, State, TerminalReason, WakeCause
 from halter.external.host import SessionHost
+from halter.external.provenance import ExternalProvenanceCheck
 from halter.external.state import ExternalState
 from halter.guard.call_answer import Answer, ApprovalRequired
-from halter.guard.external_provenance import ExternalProvenanceCheck
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import BudgetBusy
 from halter.guard.prepare import Call, SessionContext
-from halter.guard.provenance_check import ProvenanceCheck
-from halter.loop.session_runtime import Attempt, SessionRuntime, run_until_first, watch_changes
+from halter.loop.concurrency import run_until_first, watch_changes
+from halter.loop.session_runtime import Attempt, SessionRuntime
+from halter.provenance.check import ProvenanceCheck
 from halter.state.session import InFlight
 
 DECISION_POLL_INTERVAL: Final = 2 * SECOND

@@ -24,7 +24,7 @@ from halter.core.tools import Failed
 from halter.gateway.calls import Context
 from halter.gateway.server import OWN, ClientIdentity, Gateway, ReportListener, open_gateway
 from halter.gateway.upstreams import GatewayAgent
-from halter.loop.session_runtime import raise_if_cancelled
+from halter.loop.concurrency import raise_if_cancelled
 from halter.proxy.keys import KeyRing, VirtualKey, find_client_key
 from halter.redaction.secrets import read_environment_secrets
 from halter.runtime.agent import parse_agent_options

@@ -52,7 +52,7 @@ from halter.gateway.sessions import GatedSession, GatewayTerms, PendingCall, ope
 from halter.gateway.tasks import TaskRequestParams, UpdateTaskRequestParams, knows_tasks, require_tasks
 from halter.gateway.upstreams import Announcement, GatewayAgent, ListKind, LogNews, ResourceNews, Upstreams
 from halter.guard.call_answer import Answer
-from halter.loop.session_runtime import cancel_and_wait
+from halter.loop.concurrency import cancel_and_wait
 from halter.runtime.agent_context import make_guard, models_of
 from halter.runtime.runtime import Runtime, follow_prices
 from halter.tools.function_tool import canonical_json

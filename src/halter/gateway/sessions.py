@@ -25,6 +25,7 @@ from halter.core.rows import DecisionRow, SessionRow
 from halter.core.text import clean
 from halter.core.tools import Failed, Tool, Valid
 from halter.external.host import SessionHost
+from halter.external.provenance import ExternalProvenanceCheck, make_external_check
 from halter.external.session import CANCELLED, ExternalSession, take_over
 from halter.external.state import ExternalState
 from halter.gateway.calls import ClientCall, ParkedCalls, make_form_question, make_url_question
@@ -32,11 +33,9 @@ from halter.gateway.tasks import SessionTasks
 from halter.gateway.upstreams import GatewayAgent, Upstreams
 from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.guard.call_answer import Answer, ApprovalRequired
-from halter.guard.external_provenance import ExternalProvenanceCheck, make_external_check
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import BudgetBusy, RateLimited
 from halter.guard.prepare import Call, SessionContext
-from halter.guard.provenance_check import choose_provenance_mode
 from halter.guard.request import (
     MODEL_REQUEST_TIMEOUT,
     AnsweredRequest,
@@ -44,7 +43,8 @@ from halter.guard.request import (
     ModelRequest,
     RefusedRequest,
 )
-from halter.loop.session_runtime import cancel_and_wait
+from halter.loop.concurrency import cancel_and_wait
+from halter.provenance.check import choose_provenance_mode
 from halter.runtime.agent_context import Models
 from halter.runtime.assembly.assembled_agent import AssembledAgent
 from halter.runtime.runtime import Runtime

@@ -43,10 +43,10 @@ from halter.core.rows import DecisionRow, HoldRow, PinRow, RuleRow, TriggerRow, 
 from halter.core.text import decode_body, encode_body, shorten, to_one_line
 from halter.core.tools import ToolSpec, Valid
 from halter.core.vocabulary import DecisionKind, RowKey, RuleScope, Verdict
-from halter.guard.judge import are_two_people, digest_edit
+from halter.guard.approval_check import are_two_people, digest_edit
 from halter.guard.ledger import change_cap
-from halter.guard.provenance_check import describe_flaw
 from halter.policy.evaluation import QuestionTerms, ResolvedPolicy
+from halter.provenance.check import describe_flaw
 from halter.state.lifecycle import draft_releases
 
 STAR: Final = "*"

@@ -6,21 +6,16 @@ from typing import Final, cast
 import msgspec
 
 from halter.core.events import (
-    CallRefused,
     CallSettled,
-    CallStarted,
     CostCapReached,
-    DecisionAsked,
     FilesGiven,
-    HoldReleased,
 )
 from halter.core.ids import StreamId
 from halter.core.messages import Text
 from halter.core.money import micros_to_usd
-from halter.core.ports import Committed, Store, Stored, read_body
+from halter.core.ports import Store, Stored, read_body
 from halter.core.text import decode_body
 from halter.core.vocabulary import Outcome
-from halter.state.session import InFlight, track_call
 
 MAX_SETTLING_EVENTS: Final = 50
 """Maximum events of one settlement that are searched for the files of its call."""
@@ -81,30 +76,3 @@ def restore_call_answer(event: CallSettled, body: bytes) -> Answer:
     partial = text if event.error else ""
     duration_ms = event.duration_ms
     return Answer(event.call, event.outcome, event.error or text, cost, duration_ms, partial=partial)
-
-
-def read_call_admission(committed: Committed) -> InFlight | Answer | ApprovalRequired:
-    stored = find_decided(committed)
-    event = stored.event
-    return track_call(event, stored) if isinstance(event, CallStarted) else read_call_refusal(committed)
-
-
-def find_decided(committed: Committed) -> Stored:
-    """Return the first event of a decision, after the release of what its question held."""
-    first = committed.events[0]
-    return committed.events[1] if isinstance(first.event, HoldReleased) else first
-
-
-def read_call_refusal(committed: Committed) -> Answer | ApprovalRequired:
-    cap: CostCapReached | None = None
-    for stored in committed.events:
-        match stored.event:
-            case CostCapReached() as reached:
-                cap = reached
-            case CallRefused() as refused:
-                return Answer(refused.call, refused.outcome, refused.sentence, cap=cap, staged=refused.staged)
-            case DecisionAsked() as question:
-                return ApprovalRequired(question.subject, question.decision, tool=question.name)
-            case _:
-                pass
-    raise AssertionError("The commit that decided a call has no refusal, question or intent.")

@@ -10,12 +10,14 @@ from halter.core.clock import Clock
 from halter.core.ids import inbox_stream
 from halter.core.ports import Query, Store, read_body
 from halter.core.rows import DecisionRow, HaltRow, HoldRow
+from halter.core.text import clean
 from halter.core.tools import DOLLAR, Tool, Valid, find_secret_names
 from halter.guard.approvals import read_rules
 from halter.guard.call_answer import ApprovalRequired
 from halter.guard.halts import HaltWatch
 from halter.guard.ledger import Ledger
 from halter.guard.prepare import Call, PreparedCall, SessionContext, prepare_call
+from halter.redaction.redact import Redact
 from halter.redaction.secrets import Secrets
 
 NO_VALUES: Final[Mapping[str, str]] = MappingProxyType({})
@@ -46,24 +48,33 @@ class ToolExecution(msgspec.Struct, frozen=True):
 class CallPreparer:
     """Reads what a call needs before the judge decides: a person's answer, the forecast of its cost, standing rules."""
 
-    def __init__(self, store: Store, clock: Clock, ledger: Ledger, halts: HaltWatch, secrets: Secrets) -> None:
+    def __init__(
+        self, store: Store, clock: Clock, ledger: Ledger, halts: HaltWatch, secrets: Secrets, redact: Redact
+    ) -> None:
         self._store = store
         self._clock = clock
         self._ledger = ledger
         self._halts = halts
         self._secrets = secrets
+        self._redact = redact
 
-    async def apply_decision(self, context: SessionContext, call: Call) -> Call | ApprovalRequired:
-        """Return the call with a person's edited arguments, or ApprovalRequired while its decision is pending."""
-        decision = await self.find_decision(call.approval)
-        if decision is not None and await self._is_pending(decision, context):
-            return ApprovalRequired(call.id, decision.decision)
-        if decision is None:
-            return call
-        edited_arguments = await self._read_edited_arguments(context, decision)
-        return msgspec.structs.replace(call, edited_arguments=edited_arguments, has_decision=True)
+    async def prepare(
+        self, context: SessionContext, call: Call, tool: Tool | None, attempt: int = 0
+    ) -> PreparedCall | ApprovalRequired:
+        """Prepare a call. After the first attempt a person's decision counts; while it is pending, nothing is prepared.
 
-    async def prepare(self, context: SessionContext, call: Call, tool: Tool | None) -> PreparedCall:
+        A person may have edited the arguments.
+        """
+        if attempt or call.decision:
+            decision = await self.find_decision(call.approval)
+            if decision is not None and await self._is_pending(decision, context):
+                return ApprovalRequired(call.id, decision.decision)
+            if decision is not None:
+                edited_arguments = await self._read_edited_arguments(context, decision)
+                call = msgspec.structs.replace(call, edited_arguments=edited_arguments, has_decision=True)
+        if tool is None:
+            # The name of an unknown tool is the model's text.
+            call = msgspec.structs.replace(call, tool=self._redact(clean(call.tool)))
         now, usd, hold = self._clock.now(), 0, None
         if call.has_decision and (tool is None or tool.spec.cost):
             hold = await self.find_question_hold(context.session, call.approval)
@@ -71,12 +82,11 @@ class CallPreparer:
             cost = tool.spec.cost
             usd = await self._forecast_cost(tool.spec.name, hold) if cost == "learned" else cost
         prepared = prepare_call(context, call, tool, now, usd)
-        if (approval := prepared.request.approval) is not None and (
-            rules := await read_rules(
-                self._store, call.tool, approval.arguments_digest, context.session, context.agent, now
-            )
-        ):
-            prepared = prepare_call(context, call, tool, now, usd, rules)
+        approval = prepared.request.approval
+        if approval is not None:
+            same = approval.arguments_digest
+            rules = await read_rules(self._store, call.tool, same, context.session, context.agent, now)
+            prepared = prepare_call(context, call, tool, now, usd, rules) if rules else prepared
         if hold is None:
             return prepared
         request = msgspec.structs.replace(prepared.request, question_hold=hold)

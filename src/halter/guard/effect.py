@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import msgspec
 
-from halter.core.clock import SECOND, Clock, read_monotonic
+from halter.core.clock import SECOND, Clock, bind_monotonic
 from halter.core.events import CallSettled, RequestSettled
 from halter.core.ids import StreamId
 from halter.core.ports import Committed, Lease, Store, Stored
@@ -57,6 +57,7 @@ class Door(ABC, Generic[E, V, A]):
     def __init__(self, store: Store, clock: Clock, ledger: Ledger, halts: HaltWatch | None) -> None:
         self._store = store
         self._clock = clock
+        self._read_monotonic = bind_monotonic(clock)
         self._ledger = ledger
         self._halts = halts or HaltWatch(store, clock)
         self._running: dict[str, asyncio.Event | None] = {}
@@ -123,7 +124,7 @@ class Door(ABC, Generic[E, V, A]):
         """Settle the true cost, now or with the session's next commit; return the outcome as it was recorded."""
         lease, flight, ledger = effect.lease, effect.flight, self._ledger
         if flight.is_call:
-            duration_ms = (read_monotonic(self._clock) - effect.started_at) // MILLISECOND
+            duration_ms = (self._read_monotonic() - effect.started_at) // MILLISECOND
             if duration_ms or flight.audited:
                 result = msgspec.structs.replace(result, duration_ms=duration_ms, audited=flight.audited)
         settlement = ledger.defer_settlement(lease, flight, result) if effect.can_defer else None

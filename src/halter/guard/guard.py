@@ -8,15 +8,17 @@ from halter.core.messages import FileReader, Model
 from halter.core.ports import Lease, Store
 from halter.core.tools import Tool, Valid
 from halter.core.usage import PriceTable
-from halter.guard.answer_stream import StreamMask
 from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.guard.halts import Departures, EffectStopped, HaltWatch
 from halter.guard.ledger import Ledger
 from halter.guard.model_door import ModelDoor, PromptLog
 from halter.guard.prepare import SessionContext
 from halter.guard.recovery import CallInDoubt, Recovery
+from halter.guard.sensor_reads import SensorReads
 from halter.guard.simulation import Simulator
 from halter.guard.tool_door import ToolDoor
+from halter.guard.unmade_calls import UnmadeCalls
+from halter.redaction.answer_stream import StreamMask
 from halter.redaction.redact import Redact
 from halter.redaction.secrets import Secrets
 from halter.state.session import InFlight
@@ -61,14 +63,15 @@ class GuardRuntime:
             read_files=read_files,
         )
         self._recovery = Recovery(store, ledger, door)
+        unmade_calls = UnmadeCalls(store, ledger, door.preparer, redact)
         # Bound here: no frame is between a caller and its door.
         self.call = door.call
         self.admit = door.admit
-        self.ask = door.ask
-        self.depends_on_staged = door.depends_on_staged
+        self.ask = unmade_calls.ask
+        self.depends_on_staged = unmade_calls.depends_on_staged
         self.settle = door.settle
-        self.call_read_only = door.call_read_only
-        self.refuse = door.refuse
+        self.call_read_only = SensorReads(door, clock).call
+        self.refuse = unmade_calls.refuse
         self.decision = door.preparer.find_decision
         self.find_halt = door.preparer.find_halt
         self.find_halt_in = halts.find

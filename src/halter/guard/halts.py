@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
@@ -68,6 +69,33 @@ def resume(scope: str, by: str, key: str, ramp: int = 0, reason: str = "") -> Wr
         return [Draft(HaltLifted(scope=scope, by=by, ramp=ramp, reason=reason))]
 
     return Write(FLEET, key, decide, [(HaltRow, scope)])
+
+
+HaltKeys = tuple[tuple[type[HaltRow], str], ...]
+"""The rows of the scopes whose halt stops a session's effects."""
+
+
+def list_halt_rows(scopes: Iterable[str]) -> HaltKeys:
+    """List the halt rows of some scopes."""
+    return tuple([(HaltRow, scope) for scope in scopes])
+
+
+def explain_halt(halts: Iterable[HaltRow | None], session: str, now: int) -> str:
+    """Check R5: describe the halt of a scope, or the ramp of a resumed one; empty if neither applies."""
+    for row in filter(None, halts):
+        if row.halted:
+            return f"{row.scope} was halted by {row.by}{': ' + row.reason if row.reason else ''}."
+        if now < row.at + compute_ramp_delay(session, row.ramp):
+            text = f"{row.scope} was resumed by {row.by}"
+            return f"{text}; its sessions resume one after another, this one shortly."
+    return ""
+
+
+def compute_ramp_delay(session: str, ramp: int) -> int:
+    """Compute a session's delay within the ramp after a halt: spread evenly, and constant for a session."""
+    if ramp <= 0:
+        return 0
+    return int.from_bytes(sha256(session.encode()).digest()[:8]) % ramp
 
 
 class Departures:

@@ -37,15 +37,9 @@ from halter.core.rates import RateLimits, RateReached, check_rate_legs, make_rat
 from halter.core.rows import FleetPolicyRow, HoldRow
 from halter.core.usage import ModelPrices, Unpriced
 from halter.core.vocabulary import Outcome, Purpose, RowKey
-from halter.guard.judge import (
-    NO_RESERVE,
-    HaltKeys,
-    Reserve,
-    describe_cap_reached,
-    explain_halt,
-    find_spendable_budgets,
-    lower_legs,
-)
+from halter.guard.budget import NO_RESERVE, Reserve, describe_cap_reached, find_spendable_budgets
+from halter.guard.halts import HaltKeys, explain_halt
+from halter.policy.store_policy import lower_legs
 
 MIN_OUTPUT_TOKENS: Final = 256
 

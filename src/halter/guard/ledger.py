@@ -286,7 +286,8 @@ class Ledger:
         as the caller `must_return`.
         """
         lease = intent.lease
-        now, deadline = now or self._clock.now(), read_monotonic(self._clock) + max_wait
+        now = now or self._clock.now()
+        deadline: int | None = None
         while True:
             deferred_write = self._deferred.get(lease)
             committed = await self._store.commit(intent.write(now, deferred_write))
@@ -294,6 +295,7 @@ class Ledger:
                 self._forget_deferred(lease, deferred_write)
             if committed.events:
                 return committed
+            deadline = deadline or read_monotonic(self._clock) + max_wait
             remaining = deadline - read_monotonic(self._clock)
             if not await self.release_expired():
                 if remaining <= 0 or must_return():
@@ -366,13 +368,14 @@ class Ledger:
         if flight.may_have_sub_session:
             return None
         usd, tokens = compute_charged_amounts(flight, result)
-        legs, charge = flight.legs, Charge(usd, tokens)
-        if usd and not legs:
-            return None
-        for leg in legs:
-            if (usd if leg.unit == "usd" else charge.of(leg.unit)) > leg.amount:
+        charge: Charge | None = None
+        if flight.legs:
+            charge = Charge(usd, tokens)
+            if any(charge.of(leg.unit) > leg.amount for leg in flight.legs):
                 return None
-        self.defer(lease, _make_settling_write(lease, flight, result, usd, tokens, charge if legs else None))
+        elif usd:
+            return None
+        self.defer(lease, _make_settling_write(lease, flight, result, usd, tokens, charge))
         return Settlement(usd, tokens)
 
     async def settle_in_doubt(self, lease: Lease, flights: Sequence[InFlight]) -> None:

@@ -39,7 +39,6 @@ from halter.core.usage import (
     runs_locally,
 )
 from halter.core.vocabulary import Outcome
-from halter.guard.answer_stream import AnswerStream, ChunkListener, RehydratingMask, StreamMask, WholeTextMask
 from halter.guard.effect import MAX_ERROR_LENGTH, STARTED_BY_EARLIER_OWNER, Door, RunningEffect
 from halter.guard.halts import BudgetBusy, CancelledEffect, EffectStopped, HaltWatch, RateLimited
 from halter.guard.judge_request import ModelAttempt, judge_attempt, list_request_rows
@@ -56,6 +55,7 @@ from halter.guard.request import (
     restore_request_outcome,
 )
 from halter.redaction.anonymize import AnonymizedPrompt, anonymize_prompt, rehydrate_reply
+from halter.redaction.answer_stream import AnswerStream, ChunkListener, RehydratingMask, StreamMask, WholeTextMask
 from halter.redaction.prompt_masker import PromptMasker, mask_text
 from halter.redaction.redact import Redact
 from halter.state.session import InFlight, track_request

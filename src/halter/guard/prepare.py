@@ -26,22 +26,20 @@ from halter.core.tools import DOLLAR, Invalid, Tool, ToolSpec, Valid, find_secre
 from halter.core.usage import ModelPrices, PriceTable, Unpriced, runs_locally
 from halter.core.vocabulary import ActionLimit, Outcome, Purpose
 from halter.guard.approvals import decode_rule, digest_approval, matches_rule, pins_places
-from halter.guard.judge import (
-    CallRequest,
-    HaltKeys,
-    RequiredApproval,
-    Reserve,
+from halter.guard.budget import Reserve
+from halter.guard.call_request import CallRequest, RequiredApproval
+from halter.guard.halts import HaltKeys, list_halt_rows
+from halter.guard.judge_request import HoldTerms, ModelAttempt, compile_hold_terms
+from halter.policy.evaluation import ResolvedPolicy, ToolPolicy
+from halter.policy.levels import (
     audit_of_policy,
     find_attempt_rate,
     find_tool_policy,
     level_asks,
-    list_halt_rows,
     needs_approval,
     needs_risk_assessment,
 )
-from halter.guard.judge_request import HoldTerms, ModelAttempt, compile_hold_terms
-from halter.guard.provenance_check import ProvenanceCheck, describe_flaw, explain_flaws, strip_flaws
-from halter.policy.evaluation import ResolvedPolicy, ToolPolicy
+from halter.provenance.check import ProvenanceCheck, describe_flaw, explain_flaws, strip_flaws
 from halter.redaction.anonymize import find_placeholders
 from halter.redaction.secrets import describe_missing_secrets
 from halter.spec.agent import Phase
@@ -361,6 +359,7 @@ class PreparedCall(msgspec.Struct, frozen=True):
     tool: Tool | None
     arguments: Valid | None
     rule: ToolPolicy | None = None
+    has_decision: bool = False
 
 
 def prepare_call(
@@ -369,7 +368,8 @@ def prepare_call(
     """Prepare a call; `usd` is its maximum cost, `rules` are the standing approvals."""
     if tool is None:
         flaw: tuple[Outcome, str] = ("unknown_tool", f"There is no tool {clean(call.tool)[:80]!r}.")
-        return PreparedCall(_make_unknown_request(context, call, now, flaw), None, None)
+        request = _make_unknown_request(context, call, now, flaw)
+        return PreparedCall(request, None, None, has_decision=call.has_decision)
     terms = context.terms_of_tool(tool.spec, now)
     model_arguments = tool.validate(call.arguments)
     if not isinstance(model_arguments, Valid):
@@ -414,7 +414,8 @@ def prepare_call(
         overrides["flaw"] = _pick_flaw(context, terms, argument_flaw)
     if flaws:
         overrides |= {"flaws": strip_flaws(flaws), "untrusted_reason": untrusted_reason, "is_staged": is_staged}
-    return PreparedCall(_fill_request(terms, call, arguments.canonical, now, overrides), tool, arguments, terms.rule)
+    request = _fill_request(terms, call, arguments.canonical, now, overrides)
+    return PreparedCall(request, tool, arguments, terms.rule, call.has_decision)
 
 
 STAGED: Final = (
@@ -454,7 +455,8 @@ def _prepare_invalid(
     context: SessionContext, terms: ToolTerms, call: Call, tool: Tool, invalid: Invalid, now: int
 ) -> PreparedCall:
     overrides = {"flaw": _pick_flaw(context, terms, ("invalid_arguments", invalid.sentence)), "legs": ()}
-    return PreparedCall(_fill_request(terms, call, call.arguments, now, overrides), tool, None, terms.rule)
+    request = _fill_request(terms, call, call.arguments, now, overrides)
+    return PreparedCall(request, tool, None, terms.rule, call.has_decision)
 
 
 def _assess(spec: ToolSpec, arguments: Valid) -> "Risk":

@@ -4,9 +4,10 @@ from typing import Final
 
 import msgspec
 
+from halter.core.ports import Store, offload_body
 from halter.core.text import decode_body, encode_body
 from halter.core.tools import JournalEffect
-from halter.guard.judge import CallRequest, RequiredApproval
+from halter.guard.call_request import CallRequest, RequiredApproval
 from halter.redaction.redact import Redact
 
 HIDDEN_REASONS: Final = ("the arguments contain a secret, so the reasons are hidden",)
@@ -24,6 +25,12 @@ def mask_request(request: CallRequest, redact: Redact) -> CallRequest:
         request.approval, redact, has_masked_arguments=arguments != request.arguments
     )
     return msgspec.structs.replace(request, tool=tool, arguments=arguments, flaw=flaw, approval=approval)
+
+
+async def offload_arguments(store: Store, request: CallRequest) -> CallRequest:
+    """Store arguments that are too large for an event as a blob."""
+    _, blob = await offload_body(store, request.arguments)
+    return msgspec.structs.replace(request, blob=blob)
 
 
 def _mask_approval(approval: RequiredApproval, redact: Redact, *, has_masked_arguments: bool) -> RequiredApproval:

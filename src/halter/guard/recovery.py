@@ -7,6 +7,7 @@ import msgspec
 from halter.core.clock import DAY
 from halter.core.ports import Lease, Store, read_body
 from halter.core.text import decode_body, encode_body, shorten
+from halter.core.tools import EffectStatus
 from halter.guard.approvals import Question, ask_question
 from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.guard.call_preparer import ToolExecution
@@ -47,7 +48,10 @@ class Recovery:
             return await self._ask(lease, flight, doubt.terms)
         if flight.is_repeatable:
             return await self._tool_door.rerun(lease, flight, execution)
-        match await self._tool_door.probe_outcome(flight, execution) if execution.tool.spec.checked else "unknown":
+        status: EffectStatus = "unknown"
+        if execution.tool.spec.checked:
+            status = await self._tool_door.probe_outcome(lease, flight, execution)
+        match status:
             case "done":
                 return await self._settle(
                     lease, flight, ActualResult("ok", body=encode_body(DONE_BEFORE_CRASH), audited=flight.audited)

@@ -11,8 +11,8 @@ from halter.core.money import Charge
 from halter.core.ports import Committed
 from halter.core.usage import ModelPrices, Unpriced
 from halter.core.vocabulary import Outcome, Purpose
-from halter.guard.answer_stream import ChunkListener
 from halter.guard.halts import BudgetBusy, RateLimited
+from halter.redaction.answer_stream import ChunkListener
 
 MODEL_REQUEST_TIMEOUT: Final = 10 * MINUTE
 OUTCOME_UNKNOWN: Final = "It is unknown whether the model answered."

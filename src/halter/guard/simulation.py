@@ -12,11 +12,12 @@ from halter.core.messages import Message, Model, Prompt, Text
 from halter.core.ports import Lease
 from halter.core.text import decode_body, encode_body
 from halter.core.tools import ToolSpec
+from halter.guard.call_request import CallRequest
 from halter.guard.halts import BudgetBusy, RateLimited
-from halter.guard.judge import CallRequest, needs_simulation
 from halter.guard.model_door import ModelDoor
 from halter.guard.prepare import PreparedCall, SessionContext
 from halter.guard.request import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest, RequestOutcome
+from halter.policy.levels import needs_simulation
 
 SIMULATION_LABEL: Final = "[ANTICIPATORY SIMULATION]"
 PREDICTION_LIFETIME: Final = 5 * MINUTE

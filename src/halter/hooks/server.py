@@ -17,7 +17,7 @@ from halter.hooks.client import MAX_EVENT_BYTES, PROTOCOL, SIGNATURE_BYTES, Unus
 from halter.hooks.gate import SWEEP_INTERVAL, HookGate
 from halter.hooks.protocol import HookReply, block
 from halter.hooks.registry import HookFolder, find_hook_folder
-from halter.loop.session_runtime import run_together
+from halter.loop.concurrency import run_together
 from halter.runtime.runtime import Runtime
 
 READ_SECONDS: Final = 10

@@ -1,17 +1,8 @@
-"""A session's turns, rebuilt from its events, and the history that is sent to its model.
+"""A session's turns, rebuilt from its events in order."""
 
-A history only grows, and a cut only moves forward. A cut drops all messages before an index, except the task and the
-message that opened the turn, and lasts until the window is full again. Each request therefore extends the previous one,
-and the provider's cache stays valid. A cut never separates a call from its result.
-
-Tokens are bounded from above by bytes, and learned from usage reports. Holds use `bound_tokens`, which is never too low
-if the provider reports truthfully. To fit the window, `estimate_tokens` is used, which is closer but may be wrong.
-"""
-
-import math
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from itertools import chain, groupby
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -44,374 +35,31 @@ from halter.core.events import (
 )
 from halter.core.events.sessions import YieldRequest
 from halter.core.messages import (
-    MESSAGE_OVERHEAD,
     Message,
     Part,
     Reply,
     Text,
     ToolCall,
     ToolResult,
-    bound_message_tokens,
-    count_audio_tokens,
     make_user_message,
 )
 from halter.core.ports import Stored
 from halter.core.text import decode_body, shorten
 from halter.core.vocabulary import MessageReason, Outcome, TurnEnd
 from halter.guard.call_answer import restore_call_answer, restore_files
-from halter.guard.provenance_check import ProvenanceCheck
 from halter.guard.request import RequestRecord
 from halter.guard.simulation import SIMULATION_LABEL
-from halter.loop.decide import FailedAttempt, Turn
-from halter.loop.text_calls import read_calls, to_text_message
-from halter.spec.models import ContextStrategy
-
-TARGET_FILL: Final = 0.6
-"""Fraction of the window that is filled after a cut. The rest is for growth until the next cut."""
-MARKER_TOKENS: Final = 128
-"""Upper bound of the tokens of a marker without a summary."""
-
-
-class HistoryShape(msgspec.Struct, frozen=True, kw_only=True):
-    """The input for a cut.
-
-    `sizes` are the tokens of each message, and `can_start` says for each if a shortened history may begin with it.
-    `task_index` is the task, `turn_index` the message that opened the turn, `newest_index` the first unanswered
-    message, from which on nothing is dropped.
-    """
-
-    sizes: Sequence[int]
-    can_start: Sequence[bool]
-    task_index: int
-    turn_index: int
-    newest_index: int
-
-
-class Cut(msgspec.Struct, frozen=True):
-    """A cut drops the messages before `tail_start`, except the pinned ones."""
-
-    tail_start: int
-    pinned: tuple[int, ...]
-
-    @property
-    def dropped(self) -> int:
-        return self.tail_start - len(self.pinned)
-
-
-class Fits(msgspec.Struct, frozen=True):
-    pass
-
-
-class TooLarge(msgspec.Struct, frozen=True):
-    """Even the shortest possible history does not fit the window."""
-
-    min_tokens: int
-    window: int
-
-
-def can_start(message: Message) -> bool:
-    """Return whether a shortened history may begin with a message. A message with results cannot."""
-    if message.role != "assistant":
-        for part in message.parts:
-            if isinstance(part, ToolResult):
-                return False
-    return True
-
-
-def find_unanswered(history: Sequence[Message]) -> int:
-    """Find the index of the first unanswered message. Results count from their calls on."""
-    index = len(history)
-    while index and history[index - 1].role == "user":
-        index -= 1
-    if index and (index == len(history) or not all(map(can_start, history[index:]))):
-        index -= 1
-    return index
-
-
-def fit_history(
-    history: HistoryShape, window: int, cut: Cut | None = None, *, marker: int = 0, target: float = TARGET_FILL
-) -> Cut | Fits | TooLarge:
-    """Decide where to cut a history that does not fit with its current cut.
-
-    `window` is the space for messages, and `marker` the size of the text that replaces dropped ones, both in tokens. A
-    cut drops as little as possible to reach the fraction `target` of the window. If the messages that must stay are
-    larger than that, the cut fills half of the remaining space.
-    """
-    total = _total(history, cut, marker)
-    if total <= window:
-        return Fits()
-    cut_points = _list_cut_places(history, 0 if cut is None else cut.tail_start, marker)
-    minimum = min([total, *(kept_tokens for _, kept_tokens in cut_points)])
-    if minimum > window:
-        return TooLarge(minimum, window)
-    goal = int(target * window)
-    goal = goal if minimum <= goal else (minimum + window) // 2
-    tail_start = next(index for index, kept_tokens in cut_points if kept_tokens <= goal)
-    return Cut(tail_start, _list_pinned(history, tail_start))
-
-
-def _total(history: HistoryShape, cut: Cut | None, marker: int) -> int:
-    if cut is None:
-        return sum(history.sizes)
-    return marker + sum(history.sizes[index] for index in cut.pinned) + sum(history.sizes[cut.tail_start :])
-
-
-def _list_cut_places(history: HistoryShape, first_index: int, marker: int) -> list[tuple[int, int]]:
-    """List the possible cuts by index, with the tokens that remain after each. The first one keeps the most."""
-    cut_points: list[tuple[int, int]] = []
-    tail_tokens = sum(history.sizes[history.newest_index :])
-    for index in range(history.newest_index, first_index - 1, -1):
-        if index < history.newest_index:
-            tail_tokens += history.sizes[index]
-        if history.can_start[index]:
-            pinned_tokens = sum(history.sizes[pinned_index] for pinned_index in _list_pinned(history, index))
-            cut_points.append((index, marker + pinned_tokens + tail_tokens))
-    return cut_points[::-1]
-
-
-def _list_pinned(history: HistoryShape, tail_start: int) -> tuple[int, ...]:
-    return tuple(index for index in sorted({history.task_index, history.turn_index}) if index < tail_start)
-
-
-def list_dropped_messages(history: Sequence[Message], cut: Cut, previous_cut: Cut | None = None) -> tuple[Message, ...]:
-    """List the messages that a cut drops, without those that a previous cut has dropped."""
-    unpinned = () if previous_cut is None else tuple(index for index in previous_cut.pinned if index not in cut.pinned)
-    first_index = 0 if previous_cut is None else previous_cut.tail_start
-    return tuple(
-        history[index] for index in (*unpinned, *range(first_index, cut.tail_start)) if index not in cut.pinned
-    )
-
-
-def are_all_trusted(messages: Sequence[Message]) -> bool:
-    """Return whether all messages come from trusted sources. A model's own text does not."""
-    return all(isinstance(part, (Text, ToolResult)) and part.trusted for each in messages for part in each.parts)
-
-
-def make_marker(cut: Cut, strategy: ContextStrategy, summary: str = "", *, trusted: bool = False) -> Text | None:
-    """Make the text that replaces dropped messages; None for a sliding window."""
-    match strategy:
-        case "sliding_window":
-            return None
-        case "summarize" if summary:
-            return Text(f"{marker_text(cut.dropped)} A summary of them:\n{summary}", "model", trusted, "summarized")
-        case "compact" | "summarize":
-            return Text(marker_text(cut.dropped), "config", reason="compacted")
-
-
-def marker_text(count: int) -> str:
-    return f"[{count} earlier {'message is' if count == 1 else 'messages are'} left out here.]"
-
-
-def build_history_view(
-    history: Sequence[Message], cut: Cut | None = None, marker: Text | None = None
-) -> tuple[Message, ...]:
-    """Build the messages to send: the task, the marker, the turn's first message, and all messages from the cut on.
-
-    Consecutive messages to the model are merged, because providers require alternating roles.
-    """
-    if cut is None:
-        return _merge_messages(history)
-    pinned_messages = [_drop_orphan_results(history[index]) for index in cut.pinned]
-    marker_messages = [] if marker is None else [Message("user", (marker,))]
-    return _merge_messages([*pinned_messages[:1], *marker_messages, *pinned_messages[1:], *history[cut.tail_start :]])
-
-
-def _drop_orphan_results(message: Message) -> Message:
-    """Remove the results of a message whose calls are dropped, and their files."""
-    if can_start(message):
-        return message
-    return Message(message.role, tuple(part for part in message.parts if not _is_from_call(part)))
-
-
-def _is_from_call(part: Part) -> bool:
-    return isinstance(part, ToolResult) or (isinstance(part, Text) and part.origin == "tool")
-
-
-def _merge_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
-    merged_messages: list[Message] = []
-    for role, group in groupby(messages, key=lambda message: message.role):
-        neighbours = tuple(group)
-        if role == "assistant" or len(neighbours) == 1:
-            merged_messages.extend(neighbours)
-        else:
-            merged_messages.append(Message("user", tuple(part for message in neighbours for part in message.parts)))
-    return tuple(merged_messages)
-
-
-def shorten_results(message: Message, limit: int) -> Message:
-    """Shorten results longer than `limit` characters to their beginning and end."""
-    if all(not isinstance(part, ToolResult) or len(part.text) <= limit for part in message.parts):
-        return message
-    cache, key = vars(message), f"shortened {limit}"
-    if key not in cache:
-        parts = tuple(_shorten_result(part, limit) if isinstance(part, ToolResult) else part for part in message.parts)
-        cache[key] = message if parts == message.parts else Message(message.role, parts)
-    return cache[key]
-
-
-def _shorten_result(result: ToolResult, limit: int) -> ToolResult:
-    """Remove the middle of a result, unless the note about it would be as long."""
-    length = len(result.text)
-    if length <= limit:
-        return result
-    excerpt_length = max(0, limit - len(_describe_gap(result.id, length, length)))
-    head_length, tail_length = excerpt_length - excerpt_length // 3, excerpt_length // 3
-    gap = _describe_gap(result.id, length - head_length - tail_length, head_length)
-    text = f"{result.text[:head_length]}{gap}{result.text[length - tail_length :]}"
-    return msgspec.structs.replace(result, text=text) if len(text) < length else result
-
-
-def _describe_gap(call: str, remaining: int, offset: int) -> str:
-    return f'\n[{remaining} characters are left out here; read_output(call="{call}", offset={offset}) shows them.]\n'
-
-
-SAFETY_MARGIN: Final = 1.15
-"""Factor by which the next text may have more tokens per byte than any text so far."""
-MIN_TOKEN_RATIO: Final = 1 / 16
-"""Minimum number of tokens per byte. A report below this is ignored."""
-
-
-class PromptSize(msgspec.Struct, frozen=True, gc=False):
-    """The size of a prompt in bytes, which bound its tokens.
-
-    The next prompt has the `stable` part too; the `volatile` part is only at the end of this one. `prefix` identifies
-    the beginning of the stable part: system text, tools and cut. Of two prompts with the same prefix, the larger one
-    extends the smaller one.
-    """
-
-    prefix: str
-    stable: int
-    volatile: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.stable + self.volatile
-
-
-class ObservedUsage(msgspec.Struct, frozen=True, gc=False):
-    """The usage reports of one model: the last one, and the highest number of tokens per byte."""
-
-    last: PromptSize
-    tokens: int
-    ratio: float
-
-
-class TokenMeter(msgspec.Struct, frozen=True, gc=False):
-    """The reported token usage of each model. Without a report, a model counts as using one token per byte."""
-
-    usage_by_model: Mapping[str, ObservedUsage] = {}
-
-    def with_usage(self, model: str, size: PromptSize, reported_tokens: int) -> "TokenMeter":
-        """Add a report of input tokens, unless it is implausible."""
-        total = size.stable + size.volatile
-        if not total * MIN_TOKEN_RATIO <= reported_tokens <= total or not total:
-            return self
-        ratio = reported_tokens / total
-        usage = self.usage_by_model.get(model)
-        highest = ratio if usage is None else max(usage.ratio, ratio)
-        return TokenMeter({**self.usage_by_model, model: ObservedUsage(size, reported_tokens, highest)})
-
-    def bound_tokens(self, model: str, size: PromptSize) -> int:
-        """Bound a prompt's tokens: those of the last prompt, if this one extends it, plus one per new byte."""
-        usage, total = self.usage_by_model.get(model), size.stable + size.volatile
-        if usage is None or usage.last.prefix != size.prefix or usage.last.stable > size.stable:
-            return total
-        return min(total, usage.tokens + total - usage.last.stable)
-
-    def estimate_tokens(self, model: str, size: int) -> int:
-        """Estimate tokens from bytes, assuming text no denser than before."""
-        usage = self.usage_by_model.get(model)
-        ratio = 1.0 if usage is None else min(1.0, usage.ratio * SAFETY_MARGIN)
-        return math.ceil(size * ratio)
-
-
-def measure_message(message: Message) -> int:
-    """Bound the tokens of a message, computed once and cached."""
-    cache = vars(message)
-    if "size" not in cache:
-        cache["size"] = bound_message_tokens(message)
-    return cache["size"]
-
-
-MAX_RESULT_LENGTH: Final = 16_000
-"""Maximum length of a result for a model, in characters; `read_output` reads the rest."""
+from halter.loop.history_cut import Cut
+from halter.loop.text_calls import read_calls
+from halter.loop.transcript import Transcript
+from halter.loop.turn import FailedAttempt, Turn
+from halter.provenance.check import ProvenanceCheck
 
 MAX_SITUATION_LENGTH: Final = 2_000
 """Maximum length of a part of a situation, which a simulation receives, in characters."""
 
 MAX_TOOL_NAME_LENGTH: Final = 200
 """Maximum length of a recorded tool name, since a model may write anything."""
-
-
-class Transcript:
-    """The messages of a session, and those to send, which are cached so that a step processes only new messages."""
-
-    __slots__ = ("_as_text", "audio", "cut", "marker", "messages", "sent", "size", "task", "turn")
-
-    def __init__(self) -> None:
-        self.messages: list[Message] = []
-        self.cut: Cut | None = None
-        self.marker: Text | None = None
-        self.task = 0
-        self.turn = 0
-        self.sent = self.messages
-        """The messages to send, without the ending of each request. Only the last one can still change.
-
-        This is the list `messages` itself, as long as all of them are sent unchanged.
-        """
-        self._as_text: tuple[Message, ...] = ()
-        self.size = 0
-        """Upper bound of the tokens of the messages to send."""
-        self.audio = 0
-        """Upper bound of the audio tokens among them."""
-
-    def open_turn(self, message: Message) -> None:
-        self.turn = len(self.messages)
-        self.add(message)
-
-    def add(self, message: Message) -> None:
-        """Add a message. Consecutive messages to the model are merged."""
-        size = bound_message_tokens(message)
-        if size > MAX_RESULT_LENGTH:
-            message = shorten_results(message, MAX_RESULT_LENGTH)
-            size = bound_message_tokens(message)
-        for part in message.parts:
-            if type(part) is Text and part.tokens:
-                self.audio += count_audio_tokens((Message(message.role, (part,)),))
-        sent_messages, is_shared = self.sent, self.sent is self.messages
-        if message.role == "user" and sent_messages and sent_messages[-1].role == "user":
-            sent_messages = self.sent = sent_messages.copy() if is_shared else sent_messages
-            sent_messages[-1] = Message("user", (*sent_messages[-1].parts, *message.parts))
-            self.size -= MESSAGE_OVERHEAD
-        elif not is_shared:
-            sent_messages.append(message)
-        self.messages.append(message)
-        self.size += size
-
-    def to_text(self) -> list[Message]:
-        """Render the messages to send for a model that receives calls and results as text."""
-        new_messages = self.sent[len(self._as_text) :]
-        self._as_text += tuple(map(to_text_message, new_messages[:-1]))
-        return [*self._as_text, *map(to_text_message, new_messages[-1:])]
-
-    def fit(self, window: int, tokens: Sequence[int], marker: int) -> Cut | Fits | TooLarge:
-        """Fit the messages to a window, given the tokens of each message.
-
-        A cut may drop an unanswered message of an earlier turn, and a task that alone exceeds the window.
-        """
-        newest_index = max(find_unanswered(self.messages), self.turn)
-        task = self.task if tokens[self.task] <= window else self.turn
-        starts = [can_start(message) for message in self.messages]
-        shape = HistoryShape(
-            sizes=tokens, can_start=starts, task_index=task, turn_index=self.turn, newest_index=newest_index
-        )
-        return fit_history(shape, window, self.cut, marker=marker)
-
-    def cut_at(self, cut: Cut, marker: Text | None) -> None:
-        self.cut, self.marker, self._as_text = cut, marker, ()
-        self.sent = list(build_history_view(self.messages, cut, marker))
-        self.size = sum(map(measure_message, self.sent))
-        self.audio = count_audio_tokens(self.sent)
 
 
 def call_id(session: str, call: ToolCall) -> str:

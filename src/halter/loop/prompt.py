@@ -35,28 +35,23 @@ from halter.core.messages import (
 from halter.core.text import count_bytes, encode_body
 from halter.core.tools import ToolSpec, add_spec_digest
 from halter.guard.request import AnsweredRequest, ModelRequest, RequestRecord
-from halter.loop import decide
 from halter.loop.decide import TurnLimits
-from halter.loop.history import (
+from halter.loop.history import SessionHistory
+from halter.loop.history_cut import (
     MARKER_TOKENS,
     Cut,
     Fits,
-    PromptSize,
-    SessionHistory,
-    TokenMeter,
     TooLarge,
-    Transcript,
     are_all_trusted,
     list_dropped_messages,
     make_marker,
-    measure_message,
 )
+from halter.loop.runtime_messages import SUMMARIZE
 from halter.loop.session_runtime import SessionRuntime
 from halter.loop.text_calls import NotJson, copy_json_value, cut_text, explain_nonce, explain_text_calls, to_json_line
+from halter.loop.token_meter import PromptSize, TokenMeter
+from halter.loop.transcript import Transcript, measure_message
 from halter.spec.models import BrainSpec, ToolCalls
-
-ReadFacts = Callable[[], Mapping[str, Any]]
-ReadVolatile = Callable[[], str]
 
 
 class StablePrefix(msgspec.Struct, frozen=True):
@@ -152,7 +147,7 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     `window` is the smallest context window among them. `offered_tools` are the tools that the model sees.
     """
 
-    model: BrainSpec
+    brain: BrainSpec
     rules: TurnLimits
     models: tuple[Model, ...]
     offered_tools: tuple[ToolSpec, ...]
@@ -166,12 +161,12 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def max_prompt_tokens(self) -> int:
         """The tokens of the window that a prompt may use."""
-        return self.window - self.model.max_output_tokens - MARKER_TOKENS
+        return self.window - self.brain.max_output_tokens - MARKER_TOKENS
 
     @cached_property
     def start(self) -> StablePrefix:
         """The prefix of a prompt without memories."""
-        return build_stable_prefix(self.model, self.offered_tools)
+        return build_stable_prefix(self.brain, self.offered_tools)
 
 
 NOTHING_LEARNED: Final = TokenMeter()
@@ -242,7 +237,7 @@ class ContextWindow:
         if self._meter.estimate_tokens(model, transcript.size) <= capacity:
             return ""
         tokens = [self._meter.estimate_tokens(model, measure_message(message)) for message in transcript.messages]
-        marker = SUMMARY_TOKENS if self._settings.model.context_strategy == "summarize" else MARKER_TOKENS
+        marker = SUMMARY_TOKENS if self._settings.brain.context_strategy == "summarize" else MARKER_TOKENS
         match transcript.fit(capacity, tokens, marker):
             case Cut() as cut:
                 await self._cut(cut)
@@ -257,7 +252,7 @@ class ContextWindow:
         return capacity if self._limit is None else min(capacity, self._limit)
 
     async def _cut(self, cut: Cut) -> None:
-        transcript, strategy = self._history.transcript, self._settings.model.context_strategy
+        transcript, strategy = self._history.transcript, self._settings.brain.context_strategy
         dropped_messages = list_dropped_messages(transcript.messages, cut, transcript.cut)
         summary = await self._summary(dropped_messages, cut) if strategy == "summarize" else ""
         previous_marker = transcript.marker
@@ -267,7 +262,7 @@ class ContextWindow:
             turn=self._history.turn.number,
             through=cut.tail_start,
             pinned=cut.pinned,
-            strategy=self._settings.model.context_strategy,
+            strategy=self._settings.brain.context_strategy,
         )
         await self._runtime.write(
             f"{self._history.session}/cut/{self._name_cut(cut)}", event, msgspec.json.encode(marker)
@@ -292,7 +287,7 @@ class ContextWindow:
         )
         limit = max(1000, self._settings.window - 4 * SUMMARY_TOKENS)
         prompt = Prompt(
-            system=decide.SUMMARIZE,
+            system=SUMMARIZE,
             messages=(make_user_message(text[-limit:], "agent", trusted=False),),
             max_output_tokens=SUMMARY_TOKENS,
         )

@@ -8,7 +8,8 @@ from halter.core.errors import ConfigError
 from halter.core.events import CallRefused, HistoryGiven
 from halter.core.messages import Message, Part, Text, ToolCall, ToolResult
 from halter.core.ports import Store, Stored, read_body
-from halter.loop.history import SessionHistory, Transcript, is_erased
+from halter.loop.history import SessionHistory, is_erased
+from halter.loop.transcript import Transcript
 
 
 class Past(msgspec.Struct, frozen=True):

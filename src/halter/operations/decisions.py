@@ -16,11 +16,11 @@ from halter.core.rows import DecisionRow
 from halter.core.text import decode_body
 from halter.core.vocabulary import RuleScope
 from halter.guard import approvals
+from halter.guard.approval_check import are_two_people
 from halter.guard.approvals import (
     PendingDecision,
     list_pending_decisions,
 )
-from halter.guard.judge import are_two_people
 from halter.operations.actor import Actor, Dollars, Name, Reason, Session, Words, fail_conflict, fail_invalid
 from halter.operations.money import amount_of, reject_beyond_carved, reject_no_raise
 from halter.operations.queries import AgentNews, read_needs, read_notices

@@ -35,10 +35,10 @@ from halter.core.ports import Query
 from halter.core.rows import HoldRow, SessionRow
 from halter.core.text import format_count
 from halter.guard.approvals import PendingDecision, answer_decision, list_pending_decisions
-from halter.guard.judge import adopt_policy
 from halter.guard.ledger import change_cap
 from halter.operations.actor import Actor, Dollars, Done, Name, Reason, Scope, fail_conflict, fail_invalid, readable
 from halter.policy.order import DifferenceKind
+from halter.policy.store_policy import adopt_policy
 from halter.runtime import runtime
 from halter.runtime.budgets import Budget, read_configured_caps, read_current_budgets, render_budgets
 from halter.runtime.needs import describe_continuation

@@ -40,7 +40,7 @@ from halter.core.messages import Reply, ToolCall
 from halter.core.money import format_micros
 from halter.core.ports import Stored
 from halter.core.text import clean, format_count, shorten
-from halter.loop.decide import ASK_USER, YIELD
+from halter.loop.turn import ASK_USER, YIELD
 from halter.present.events import MAX_EVENT_TEXT, URGENT_STYLE, EventContext, StyledLine, summarize_event
 from halter.present.moments import format_hour
 

@@ -98,8 +98,8 @@ from halter.core.ports import Stored
 from halter.core.text import clean, decode_body, format_count, shorten
 from halter.core.usage import Usage
 from halter.core.vocabulary import SignOnRefusal
-from halter.guard.provenance_check import describe_flaw
 from halter.present.moments import format_moment, format_relative_moment
+from halter.provenance.check import describe_flaw
 from halter.state.channel import hide_topic
 from halter.system.protected_paths import AGENT_FILE_NAME
 

@@ -55,7 +55,7 @@ from halter.guard.guard import GuardRuntime
 from halter.guard.halts import RateLimited, halt
 from halter.guard.ledger import Ledger
 from halter.guard.request import FailedRequest, ModelRequest, RefusedRequest, RequestOutcome, RequestRecord
-from halter.loop.session_runtime import cancel_and_wait
+from halter.loop.concurrency import cancel_and_wait
 from halter.models.price_tables import make_prices
 from halter.models.prices import Prices
 from halter.models.providers import find_endpoint

@@ -60,8 +60,8 @@ if TYPE_CHECKING:
     from halter.core.tools import File
     from halter.guard.call_answer import ApprovalRequired
     from halter.journal.store_retry import ReportProblem
-    from halter.loop.loop import LoopObserver
-    from halter.loop.session_runtime import WaitListener
+    from halter.loop.observer import LoopObserver
+    from halter.loop.session_waits import WaitListener
     from halter.redaction.secrets import Secrets
     from halter.runtime.agent_context import AgentContext, Models
     from halter.runtime.assembly.assembled_agent import AssembledAgent
@@ -424,7 +424,7 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         if output_type is None and not self._validators:
             return None
 
-        from halter.loop.decide import FINAL_ANSWER
+        from halter.loop.turn import FINAL_ANSWER
 
         def bind(function: Callable[..., Any]) -> Validator:
             async def check(value: Any) -> Any:
@@ -761,7 +761,7 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
 
         A chunk with `discard` revokes the chunks of the attempt before it.
         """
-        from halter.loop.loop import LoopObserver
+        from halter.loop.observer import LoopObserver
         from halter.tasks.run_events import stream_queue
 
         chunks: asyncio.Queue[StreamChunk | None] = asyncio.Queue()
@@ -979,7 +979,7 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         return agent
 
     async def _assemble(self, app: "Runtime", stack: AsyncExitStack) -> "tuple[AssembledAgent, Models]":
-        from halter.loop.decide import FINAL_ANSWER
+        from halter.loop.turn import FINAL_ANSWER
         from halter.runtime.agent_context import models_of
         from halter.runtime.assembly.assembled_agent import assemble_agent
 

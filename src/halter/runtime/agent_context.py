@@ -19,10 +19,10 @@ from halter.core.ports import Store
 from halter.core.usage import ModelName
 from halter.core.vocabulary import SessionKind
 from halter.guard.guard import GuardRuntime
-from halter.guard.provenance_check import ProvenanceCheck
-from halter.loop.decide import ASK_USER, FINAL_ANSWER, YIELD
+from halter.loop.turn import ASK_USER, FINAL_ANSWER, YIELD
 from halter.models.price_tables import make_prices
 from halter.policy.evaluation import ResolvedPolicy
+from halter.provenance.check import ProvenanceCheck
 from halter.redaction.redact import Redactor, select_secrets
 from halter.redaction.secrets import Secrets
 from halter.redaction.stream_redactor import StreamRedactor

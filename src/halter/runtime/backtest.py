@@ -45,16 +45,17 @@ from halter.core.tools import LEVELS, SERVER_SEPARATOR, Level, Tool, ToolSpec, V
 from halter.core.usage import ModelName, ModelPrices, RequestExtras, Unpriced, Usage
 from halter.core.vocabulary import Outcome, R, Row
 from halter.guard.guard import REDACTION_MARK
-from halter.guard.judge import RATE_SLICES, judge_call
+from halter.guard.judge import judge_call
 from halter.guard.judge_request import ModelAttempt, judge_attempt
 from halter.guard.prepare import Call, SessionContext, find_model_flaw, prepare_call
-from halter.guard.provenance_check import ActiveMode, ProvenanceCheck, choose_provenance_mode
 from halter.journal.engine import StoreView
 from halter.journal.rebuild import RowFold
 from halter.models.price_tables import make_prices
 from halter.models.prices import Prices
 from halter.policy.evaluation import ResolvedPolicy
+from halter.policy.levels import RATE_SLICES
 from halter.policy.order import Ranked
+from halter.provenance.check import ActiveMode, ProvenanceCheck, choose_provenance_mode
 from halter.runtime.session_builder import grant_phase_tools
 from halter.spec.agent import Phase
 from halter.spec.policy import ProvenanceMode

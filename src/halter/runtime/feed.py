@@ -29,7 +29,7 @@ from halter.core.ids import StreamId, parse_session_id
 from halter.core.ports import ALL_STREAMS, Change, Query, Store, Stored
 from halter.core.rows import SessionRow, StreamRow
 from halter.core.text import clean, decode_body
-from halter.loop.session_runtime import cancel_and_wait
+from halter.loop.concurrency import cancel_and_wait
 
 POLLING_INTERVAL: Final = 5 * SECOND
 """Polling interval for all streams: hints arrive immediately but may be lost."""

@@ -36,9 +36,9 @@ from halter.core.ports import Query, Store
 from halter.core.rows import SessionRow, TriggerRow
 from halter.core.schedules import Timing, count_ticks, explain_timing
 from halter.core.usage import ModelName, Unpriced, runs_locally
-from halter.guard.judge import lower_caps_to_policy
 from halter.guard.ledger import read_budget
 from halter.policy.evaluation import ResolvedPolicy
+from halter.policy.store_policy import lower_caps_to_policy
 from halter.runtime.assembly.folder_code import OWN_TOOLS
 from halter.runtime.budgets import read_current_budgets
 from halter.runtime.runtime import Runtime, read_stored_policy

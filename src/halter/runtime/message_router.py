@@ -51,8 +51,8 @@ from halter.guard import approvals, halts
 from halter.guard.approvals import PlannedTrigger, ask_question, list_pending_decisions, make_trigger_question
 from halter.guard.halts import read_halts
 from halter.guard.ledger import read_budget
-from halter.loop.loop import NO_OBSERVER, LoopObserver
-from halter.loop.session_runtime import WaitListener
+from halter.loop.observer import NO_OBSERVER, LoopObserver
+from halter.loop.session_waits import WaitListener
 from halter.runtime.agent_context import AgentContext
 from halter.runtime.assembly.folder_code import OWN_TOOLS
 from halter.runtime.budgets import render_budgets

@@ -31,7 +31,7 @@ from halter.core.tools import SERVER_SEPARATOR
 from halter.core.vocabulary import DecisionKind
 from halter.dispatch.workers import WorkerInfo, WorkerRow
 from halter.guard.approvals import PendingDecision, list_pending_decisions
-from halter.loop.decide import ASK_USER
+from halter.loop.turn import ASK_USER
 from halter.runtime.budgets import read_current_budgets
 
 _OtherKind = Literal[

@@ -29,7 +29,7 @@ from halter.core.rows import NotificationRow, OutageRow
 from halter.core.text import shorten
 from halter.core.vocabulary import State
 from halter.guard.approvals import list_pending_decisions
-from halter.loop.session_runtime import wait_for_change, watch_changes
+from halter.loop.concurrency import wait_for_change, watch_changes
 from halter.notify import make_sender
 from halter.redaction.secrets import Secrets
 from halter.runtime.needs import (

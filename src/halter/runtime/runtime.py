@@ -31,11 +31,11 @@ from halter.core.rows import FleetPolicyRow, PinRow
 from halter.core.text import clean, format_count
 from halter.dispatch.store_clock import StoreClock, read_steady_clock
 from halter.guard.halts import Departures
-from halter.guard.judge import adopt_first_policy
 from halter.guard.ledger import Ledger
 from halter.guard.model_door import PromptLog
 from halter.journal.store_retry import StoreProblem
 from halter.policy.defaults import FLEET_DAY_CAP
+from halter.policy.store_policy import adopt_first_policy
 from halter.redaction.redact import Redactor
 from halter.settings import Settings
 from halter.spec.fleet import PricesSpec

@@ -20,12 +20,14 @@ from halter.core.tools import Tool, ToolSpec
 from halter.core.vocabulary import ActionLimit, SessionKind
 from halter.dispatch.heartbeat import end_open_children
 from halter.guard.prepare import SessionContext
-from halter.guard.provenance_check import ProvenanceCheck, choose_provenance_mode
 from halter.loop.decide import TurnLimits
-from halter.loop.loop import NO_LIVE_CONTEXT, NO_OBSERVER, LoopObserver, TurnLoop
+from halter.loop.loop import TurnLoop
+from halter.loop.observer import NO_LIVE_CONTEXT, NO_OBSERVER, LoopObserver
 from halter.loop.prompt import LoopSettings
-from halter.loop.session_runtime import SessionRuntime, WaitListener
+from halter.loop.session_runtime import SessionRuntime
+from halter.loop.session_waits import WaitListener
 from halter.policy.hours import parse_active_hours
+from halter.provenance.check import ProvenanceCheck, choose_provenance_mode
 from halter.runtime.agent_context import NO_RUN_SETTINGS, AgentContext, Models, apply_run_settings
 from halter.runtime.assembly.assembled_agent import AssembledAgent
 from halter.runtime.session_origin import SessionOrigin, find_session_origin
@@ -275,7 +277,7 @@ def _build_loop_settings(
         **{key: getattr(agent.pacing.autonomy, key) for key in pace_keys},
     )
     return LoopSettings(
-        model=settings,
+        brain=settings,
         rules=limits,
         models=own_models,
         offered_tools=tool_specs,

@@ -17,10 +17,13 @@ from halter.core.rows import SessionRow, explain_newer_format
 from halter.core.tools import Failed, Tool
 from halter.dispatch.heartbeat import acquire_lease, end_unowned_session
 from halter.guard.halts import cancel, run_shielded
-from halter.loop.decide import FINAL_ANSWER
-from halter.loop.loop import NO_OBSERVER, LoopObserver, TurnLoop
-from halter.loop.session_runtime import WaitListener, find_final_text, wait_for_change, watch_changes
+from halter.loop.concurrency import wait_for_change, watch_changes
+from halter.loop.final_text import find_final_text
+from halter.loop.loop import TurnLoop
+from halter.loop.observer import NO_OBSERVER, LoopObserver
+from halter.loop.session_waits import WaitListener
 from halter.loop.transcript_reader import read_past
+from halter.loop.turn import FINAL_ANSWER
 from halter.runtime.agent_context import AgentContext
 from halter.runtime.session_builder import LiveSession, build_live_session
 from halter.runtime.session_origin import read_last_words, read_session_row

@@ -22,8 +22,10 @@ from halter.core.vocabulary import SessionKind, State
 from halter.dispatch.heartbeat import acquire_lease, renew_leases
 from halter.guard.halts import run_shielded
 from halter.guard.ledger import read_budget
-from halter.loop.loop import NO_OBSERVER, LoopObserver
-from halter.loop.session_runtime import SessionRuntime, WaitListener, find_final_text
+from halter.loop.final_text import find_final_text
+from halter.loop.observer import NO_OBSERVER, LoopObserver
+from halter.loop.session_runtime import SessionRuntime
+from halter.loop.session_waits import WaitListener
 from halter.loop.transcript_reader import has_denial, number_calls, read_past
 from halter.policy.evaluation import ResolvedPolicy
 from halter.redaction.prompt_masker import mask_message

@@ -19,8 +19,9 @@ from halter.core.usage import Unpriced
 from halter.guard.call_answer import Answer
 from halter.guard.prepare import Call, SessionContext
 from halter.guard.request import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
-from halter.loop.decide import End, FailedAttempt, compute_backoff, compute_outage_backoff
+from halter.loop.decide import End, compute_backoff, compute_outage_backoff
 from halter.loop.session_runtime import SessionRuntime
+from halter.loop.turn import FailedAttempt
 from halter.models.price_tables import make_prices
 from halter.runtime.agent_context import AgentContext
 from halter.runtime.document_index import Library, SessionDocuments

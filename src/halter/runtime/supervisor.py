@@ -37,13 +37,7 @@ from halter.dispatch.heartbeat import renew_leases
 from halter.dispatch.idle import IdleLimits
 from halter.dispatch.workers import WorkerRow
 from halter.guard.halts import halt, read_halts, switch_on
-from halter.loop.session_runtime import (
-    raise_if_cancelled,
-    run_together,
-    wait_for_change,
-    wait_for_either,
-    watch_changes,
-)
+from halter.loop.concurrency import raise_if_cancelled, run_together, wait_for_change, wait_for_either, watch_changes
 from halter.runtime.agent_context import AgentContext, models_of
 from halter.runtime.assembly.assembled_agent import assemble_agent
 from halter.runtime.forecast import describe_spending_limits, forecast_spending

@@ -54,7 +54,7 @@ from halter.core.schedules import Timing, parse_moment
 from halter.core.text import clean, encode_body, shorten, to_one_line
 from halter.guard.halts import read_halts
 from halter.guard.ledger import read_budget
-from halter.loop.session_runtime import raise_if_cancelled
+from halter.loop.concurrency import raise_if_cancelled
 from halter.policy.hours import parse_active_hours
 from halter.runtime.agent_context import AgentContext
 from halter.runtime.document_index import Library

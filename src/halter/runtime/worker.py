@@ -32,7 +32,7 @@ from halter.dispatch.heartbeat import HEARTBEAT_INTERVAL
 from halter.dispatch.store_clock import StoreClock
 from halter.dispatch.workers import WorkerInfo, WorkerRow
 from halter.guard.request import MODEL_REQUEST_TIMEOUT
-from halter.loop.loop import LoopObserver
+from halter.loop.observer import LoopObserver
 from halter.runtime.agent_context import AgentContext
 from halter.runtime.runtime import PRICES_ACTOR, Runtime, describe_price_update, sync_store_clock, update_prices
 from halter.runtime.session_builder import LiveSession, build_live_session

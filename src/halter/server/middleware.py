@@ -16,7 +16,7 @@ import msgspec
 
 from halter.core.clock import MINUTE, SECOND, Clock
 from halter.core.text import clean
-from halter.loop.session_runtime import cancel_and_wait
+from halter.loop.concurrency import cancel_and_wait
 from halter.server.auth import (
     API,
     LOGIN,

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse
 from halter.core.clock import SECOND, read_monotonic
 from halter.core.errors import NotDone
 from halter.core.text import to_one_line
-from halter.loop.session_runtime import run_together
+from halter.loop.concurrency import run_together
 from halter.operations.actor import Principal
 from halter.operations.agent_folders import AgentFolders
 from halter.operations.doctor.store import check_readiness

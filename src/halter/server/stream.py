@@ -20,7 +20,7 @@ from halter.core.clock import SECOND
 from halter.core.errors import NotDone, StoreError
 from halter.core.ids import StreamId, inbox_stream, is_channel, parse_session_id, session_stream
 from halter.core.rows import SessionRow
-from halter.loop.session_runtime import cancel_and_wait
+from halter.loop.concurrency import cancel_and_wait
 from halter.operations.actor import Actor
 from halter.runtime.feed import FeedGap, StreamSlice, read_stream_heads, serialize_feed_item
 from halter.server.middleware import STREAM_PATH

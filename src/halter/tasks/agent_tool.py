@@ -9,7 +9,7 @@ import msgspec
 
 from halter.core.clock import HOUR
 from halter.core.tools import Failed, add_spec_digest
-from halter.loop.decide import HAND_OFF
+from halter.loop.turn import HAND_OFF
 from halter.tasks.task_tools import READS_ANYONE, Verb
 
 ASK: Final = "ask_"

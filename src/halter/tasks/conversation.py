@@ -23,10 +23,13 @@ from halter.core.text import decode_body, join_names
 from halter.core.tools import ToolSpec
 from halter.core.vocabulary import END_STATES, State, TurnEnd
 from halter.guard.call_answer import restore_files
-from halter.loop import decide
-from halter.loop.decide import End, NextTurn, Park, SessionStep, Turn, WaitOut, decide_after_turn
-from halter.loop.loop import HotStateCapture, TurnLoop
-from halter.loop.session_runtime import SessionRuntime, find_final_text
+from halter.loop.decide import End, NextTurn, Park, SessionStep, WaitOut, decide_after_turn
+from halter.loop.final_text import find_final_text
+from halter.loop.loop import TurnLoop
+from halter.loop.observer import HotStateCapture
+from halter.loop.runtime_messages import MAY_CONTINUE
+from halter.loop.session_runtime import SessionRuntime
+from halter.loop.turn import ASK_USER, TROUBLED_ENDS, Turn
 from halter.spec.agent import Phase
 from halter.state.receipt import Receipt, make_receipt
 from halter.tasks.result import GOOD_STATES, CompletedResult, ReachedCap, StoppedResult, find_accepted_call
@@ -122,7 +125,7 @@ class AttendedTurnPolicy:
             return OpenTurn(inbox.messages)
         turn = self._loop.turn
         if turn.resumed and turn.why not in ("ended", "asked", "yielded"):
-            return OpenTurn((Text(decide.MAY_CONTINUE, "config", reason="resumed"),))
+            return OpenTurn((Text(MAY_CONTINUE, "config", reason="resumed"),))
         return Park("WAITING_FOR_INPUT")
 
     def show(self, notes: Sequence[Text]) -> None:
@@ -413,7 +416,7 @@ def build_result(
     fields: dict[str, Any] = {
         "session": session,
         "state": conclusion.state,
-        "ok": conclusion.state in GOOD_STATES and turn_end not in (*decide.TROUBLED_ENDS, "cancelled"),
+        "ok": conclusion.state in GOOD_STATES and turn_end not in (*TROUBLED_ENDS, "cancelled"),
         "text": text,
         "terminal_reason": conclusion.terminal_reason,
         "sentence": f"{cap_sentence} {conclusion.sentence}".strip(),
@@ -433,7 +436,7 @@ def _read_receipt(read_events: Callable[[], Sequence[Stored]]) -> Receipt:
 
 
 def _find_question(messages: Sequence[Message]) -> str:
-    arguments = find_accepted_call(messages, decide.ASK_USER)
+    arguments = find_accepted_call(messages, ASK_USER)
     return "" if arguments is None else str(msgspec.json.decode(arguments).get("question", ""))
 
 
@@ -484,7 +487,7 @@ class PhasePolicy:
             return OpenTurn(self._announce_phase())
         turn = self._loop.turn
         if turn.resumed and turn.why not in ("ended", "asked", "yielded"):
-            return OpenTurn((Text(decide.MAY_CONTINUE, "config", reason="resumed"),))
+            return OpenTurn((Text(MAY_CONTINUE, "config", reason="resumed"),))
         return Park("WAITING_FOR_INPUT")
 
     def show(self, notes: Sequence[Text]) -> None:

@@ -12,8 +12,9 @@ from halter.core.messages import StreamChunk, ToolCall
 from halter.core.money import micros_to_usd
 from halter.core.vocabulary import Outcome, State
 from halter.guard.call_answer import Answer, ApprovalRequired
-from halter.loop.loop import LoopObserver
-from halter.loop.session_runtime import WaitListener, cancel_and_wait
+from halter.loop.concurrency import cancel_and_wait
+from halter.loop.observer import LoopObserver
+from halter.loop.session_waits import WaitListener
 
 T = TypeVar("T")
 R = TypeVar("R")

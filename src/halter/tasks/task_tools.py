@@ -49,8 +49,9 @@ from halter.core.tools import (
     add_spec_digest,
 )
 from halter.core.vocabulary import RowKey, SessionKind, YieldMode
-from halter.loop.decide import ASK_USER, YIELD, parse_sleep_seconds
-from halter.loop.history import MAX_RESULT_LENGTH, find_calling_session, find_result
+from halter.loop.history import find_calling_session, find_result
+from halter.loop.transcript import MAX_RESULT_LENGTH
+from halter.loop.turn import ASK_USER, YIELD, parse_sleep_seconds
 from halter.policy.evaluation import ResolvedPolicy
 
 READ_OUTPUT: Final = "read_output"

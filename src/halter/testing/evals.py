@@ -33,7 +33,7 @@ from halter.core.public_json import encode_public_json
 from halter.core.text import join_names, shorten, to_one_line
 from halter.core.vocabulary import State
 from halter.guard.call_answer import ApprovalRequired
-from halter.loop.session_runtime import WaitListener
+from halter.loop.session_waits import WaitListener
 from halter.present.sheet import Listing, Sheet
 from halter.runtime.agent import Agent, AgentOptions
 from halter.settings import Settings

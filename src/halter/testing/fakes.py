@@ -44,9 +44,9 @@ from halter.core.project.holds import budget_row, rows_of_hold
 from halter.core.rows import NO_OWNER, HoldRow, SessionRow
 from halter.dispatch.dispatcher import ServeTicket
 from halter.guard.halts import BudgetBusy
-from halter.guard.judge import lower_legs_to_policy
 from halter.guard.ledger import Ledger
 from halter.journal.store_retry import StoreProblem, StoreRetry
+from halter.policy.store_policy import lower_legs_to_policy
 from halter.state.session import InFlight, track_call, track_request
 
 

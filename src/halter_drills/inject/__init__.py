@@ -25,7 +25,7 @@ from halter.core.tools import Tool
 from halter.core.vocabulary import Verdict
 from halter.dispatch.heartbeat import acquire_lease, renew_leases
 from halter.guard.call_answer import ApprovalRequired
-from halter.guard.provenance_check import ProvenanceCheck
+from halter.provenance.check import ProvenanceCheck
 from halter.redaction.secrets import GivenSecrets
 from halter.runtime.agent import build_document, parse_agent_options
 from halter.runtime.agent_context import AgentContext, Models, make_guard

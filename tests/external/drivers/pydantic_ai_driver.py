@@ -25,7 +25,6 @@ class PydanticAI(Driver):
     package = "pydantic_ai"
     LACKS: ClassVar = {
         "run_blocking": "`run_sync` calls `run` in an event loop that it never closes.",
-        "settled_stop": "A request in progress is settled by the next run of the conversation.",
         "hand_off": "Its agents hand off in a tool of the program: each run is a session of its own.",
     }
 

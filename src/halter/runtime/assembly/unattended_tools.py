@@ -13,9 +13,9 @@ from halter.config.yaml_reader import KeyPath
 from halter.core.errors import require_module
 from halter.core.text import join_names, suggest_nearest
 from halter.core.tools import Invalid, Tool, ToolSpec
-from halter.guard.judge import find_tool_policy, needs_approval
 from halter.notify import require_libraries
 from halter.policy.evaluation import ResolvedPolicy
+from halter.policy.levels import find_tool_policy, needs_approval
 from halter.spec.autonomy import Pacing
 from halter.spec.playbook import Playbook, Step
 from halter.spec.sensors import FilesSensor, StreamSensor, ToolSource

@@ -23,7 +23,7 @@ from halter.core.ids import StreamId, inbox_stream, parse_session_id, session_st
 from halter.core.ports import Store, Stored
 from halter.core.text import clean, shorten
 from halter.guard.model_door import PromptLog
-from halter.loop.session_runtime import cancel_and_wait, raise_if_cancelled
+from halter.loop.concurrency import cancel_and_wait, raise_if_cancelled
 from halter.runtime.feed import CommitObserver, Follower, read_stream_heads, watch_growth
 from halter.runtime.runtime import Runtime
 from halter.runtime.telemetry.exporters import METRICS_VARIABLE, TRACES_VARIABLE, is_content_traced, read_target

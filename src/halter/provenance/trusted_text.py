@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from halter.core.text import make_word_set
-from halter.guard.sentences import find_amounts, strip_forbidden, strip_sources
+from halter.provenance.sentences import find_amounts, strip_forbidden, strip_sources
 
 _GRAM: Final = 4
 """Longest phrase that is indexed whole, in words. A longer one must consist of indexed phrases."""

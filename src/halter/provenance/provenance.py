@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from halter.core.provenance import ArgumentUse, BrakeVerdict, Declaration, Flaw, FlawReason, Reach, Source, split_name
 from halter.core.text import make_word_set
-from halter.guard.call_values import (
+from halter.provenance.call_values import (
     PLACES,
     Uses,
     find_use,
@@ -34,8 +34,8 @@ from halter.guard.call_values import (
     name_place,
     top_argument,
 )
-from halter.guard.records import FIGURES, PLAIN, Leaf, identifies, list_leaves, read_records
-from halter.guard.trusted_text import (
+from halter.provenance.records import FIGURES, PLAIN, Leaf, identifies, list_leaves, read_records
+from halter.provenance.trusted_text import (
     TrustedText,
     cut_atoms,
     cut_words,

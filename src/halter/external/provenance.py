@@ -13,10 +13,10 @@ from halter.core.messages import Text, ToolCall, ToolResult
 from halter.core.ports import Stored
 from halter.core.text import decode_body
 from halter.core.tools import Tool, ToolSpec
+from halter.guard.call_answer import Answer
 from halter.guard.prepare import Call
-from halter.guard.provenance_check import ProvenanceCheck
-from halter.guard.tool_door import Answer
 from halter.policy.evaluation import ResolvedPolicy
+from halter.provenance.check import ProvenanceCheck
 from halter.spec.policy import ProvenanceMode
 
 

@@ -16,8 +16,8 @@ from halter.core.provenance import Declaration, Flaw, FlawReason, Reads, Source
 from halter.core.text import encode_body, shorten, to_one_line
 from halter.core.tools import ToolSpec
 from halter.core.vocabulary import REFUSAL_OUTCOMES, Origin
-from halter.guard.provenance import Provenance
 from halter.policy.evaluation import ResolvedPolicy
+from halter.provenance.provenance import Provenance
 from halter.spec.policy import ProvenanceMode
 
 ActiveMode = Literal["observe", "ask", "strict"]

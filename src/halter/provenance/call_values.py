@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, cast
 
 from halter.core.provenance import ArgumentUse, Declaration, guess_use, split_name
-from halter.guard.records import FIGURES, PLAIN, Leaf, list_leaves, normalise_path
-from halter.guard.trusted_text import normalise_link, normalise_number, normalise_value
+from halter.provenance.records import FIGURES, PLAIN, Leaf, list_leaves, normalise_path
+from halter.provenance.trusted_text import normalise_link, normalise_number, normalise_value
 
 PLACES: Final = ("destination", "target")
 _MAX_NAME_LENGTH: Final = 80
