@@ -5,7 +5,6 @@ a person decides about each call in doubt, and its hold stays until then.
 """
 
 import asyncio
-import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
@@ -100,7 +99,6 @@ class GatedSession(ExternalSession):
         self.upstreams = upstreams
         self.parked = ParkedCalls()
         self.tasks = SessionTasks(terms.app.clock.now)
-        self._numbers = itertools.count(1)
         upstreams.ask_model = self._ask_model
 
     def begin(self, call: ClientCall, tool: str, arguments: bytes) -> None:
@@ -114,7 +112,7 @@ class GatedSession(ExternalSession):
         await self.upstreams.refresh()
         self.runtime.context = self.upstreams.make_context(self.id)
         digest = self._digest(tool, arguments)
-        name = f"{self.id}.{self.lease.generation}.{next(self._numbers)}"
+        name = self.make_effect_id()
         decision = self.find_question(name, tool, digest)
         call = Call(name, tool, arguments, decision=decision, provenance_check=self.call_check)
         self.upstreams.calls[call.id] = client
@@ -154,7 +152,7 @@ class GatedSession(ExternalSession):
             raise Failed("Sampling", self.end_reason)
         model = self.terms.models.get(self.terms.agent.model_settings.model)
         request = ModelRequest(
-            id=f"{self.id}.{self.lease.generation}.s{next(self._numbers)}",
+            id=self.make_effect_id("s"),
             prompt=make_sampling_prompt(server, params),
             timeout=min(self.terms.spec.timeout, MODEL_REQUEST_TIMEOUT),
         )
