@@ -316,8 +316,8 @@ def new_key(
     Keys of one agent spend from one account and share its caps: a key without caps keeps those of the agent's other
     keys. The fleet's caps apply to all keys together.
     """
+    from halter.proxy.key_terms import describe_lower_cap, resolve_key
     from halter.proxy.keys import KeyLimits, make_key_secret, make_virtual_key, render_key
-    from halter.proxy.sessions import describe_lower_cap, resolve_key
 
     settings = _require_person_settings()
     secret = make_key_secret()

@@ -221,7 +221,7 @@ class Guard(AgentProgram):
             check.add_task(decode_body(await read_body(host.store, events[0])))
             await external.recall(events)
             check.add_task(guard.redact(task))
-        return GuardedSession(external, tools, len(events))
+        return GuardedSession(external, tools)
 
     async def _assemble(self, app: Runtime, stack: AsyncExitStack) -> tuple[AssembledAgent, Models]:
         reject_unread_keys(self._options, "the guard's policy")

@@ -35,11 +35,10 @@ BUDGET_RETRY_DELAY: Final = SECOND
 class GuardedSession:
     """One session of a program. Its calls and model requests pass the guard."""
 
-    def __init__(self, session: ExternalSession, tools: dict[str, Tool], call_count: int) -> None:
+    def __init__(self, session: ExternalSession, tools: dict[str, Tool]) -> None:
         self._session = session
         self._runtime = session.runtime
         self._tools = tools
-        self._call_count = call_count
         self._models: dict[str, ExternalModel] = {}
         self._end: tuple[State, TerminalReason] | None = None
         self._is_parked = False
@@ -159,8 +158,7 @@ class GuardedSession:
 
     def next_request(self) -> str:
         """Return a new id for the next request."""
-        self._call_count += 1
-        return f"{self.id}.{self._runtime.lease.generation}.{self._call_count}"
+        return self._session.make_effect_id()
 
     async def request(self, request: ModelRequest, model: Model) -> AnsweredRequest | RefusedRequest | FailedRequest:
         """Make a request to a model of the caller's own. After a halt or at a cap, the session ends."""

@@ -63,6 +63,7 @@ class ExternalSession:
         self.runtime = SessionRuntime(host.store, host.app.clock, guard, lease, context, tools)
         self.provenance_check = provenance_check
         self.state = ExternalState()
+        self.effect_count = 0
         self.used_at = read_monotonic(host.app.clock)
         self.end_reason = ""
         """Why the session accepts no more calls; empty while it does."""
@@ -93,6 +94,7 @@ class ExternalSession:
         """
         events = await self.runtime.resume()
         self.state.apply_all(events)
+        self.effect_count = len(events)
         return events
 
     async def judge(self, call: Call, tool: Tool) -> InFlight | Answer | ApprovalRequired | BudgetBusy:
@@ -206,6 +208,11 @@ class ExternalSession:
     async def catch_up(self) -> None:
         """Read what was committed since the last time."""
         await self.state.read(self.host.store, self.id)
+
+    def make_effect_id(self, prefix: str = "") -> str:
+        """Make the id of the next call or request."""
+        self.effect_count += 1
+        return f"{self.id}.{self.lease.generation}.{prefix}{self.effect_count}"
 
     def find_question(self, call: str, tool: str, digest: str) -> str:
         """Find the decision about an earlier call with the same arguments, unless another call waits for it.

@@ -5,7 +5,6 @@ a person decides about each call in doubt, and its hold stays until then.
 """
 
 import asyncio
-import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
@@ -13,35 +12,32 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
-from mcp_types import CreateMessageRequestParams, CreateMessageResult, TextContent
+from mcp_types import CreateMessageRequestParams, CreateMessageResult
 
 from halter.core.clock import SECOND, read_monotonic
 from halter.core.errors import HalterError, LeaseLost
 from halter.core.events import SessionStarted
 from halter.core.ids import can_decide, session_stream
-from halter.core.messages import AnonymizationPolicy, Message, Prompt, Text
+from halter.core.messages import AnonymizationPolicy
 from halter.core.ports import Lease
 from halter.core.rows import DecisionRow, SessionRow
-from halter.core.text import clean
 from halter.core.tools import Failed, Tool, Valid
 from halter.external.host import SessionHost
 from halter.external.provenance import ExternalProvenanceCheck, make_external_check
 from halter.external.session import CANCELLED, ExternalSession, take_over
 from halter.external.state import ExternalState
 from halter.gateway.calls import ClientCall, ParkedCalls, make_form_question, make_url_question
+from halter.gateway.model_requests import make_sampling_prompt, make_sampling_result
 from halter.gateway.tasks import SessionTasks
 from halter.gateway.upstreams import GatewayAgent, Upstreams
 from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.guard.guard import GuardRuntime
-from halter.guard.halts import BudgetBusy, RateLimited
+from halter.guard.halts import BudgetBusy
 from halter.guard.prepare import Call, SessionContext
 from halter.guard.request import (
     MODEL_REQUEST_TIMEOUT,
-    AnsweredRequest,
-    FailedRequest,
     ModelRequest,
-    RefusedRequest,
 )
 from halter.loop.concurrency import cancel_and_wait
 from halter.provenance.check import choose_provenance_mode
@@ -51,7 +47,6 @@ from halter.runtime.runtime import Runtime
 from halter.spec.agent import GatewaySpec
 
 BUDGET_POLL_INTERVAL: Final = SECOND // 4
-MAX_SAMPLED_TOKENS: Final = 4096
 WAIT_REPORT_INTERVAL: Final = 10 * SECOND
 
 
@@ -104,7 +99,6 @@ class GatedSession(ExternalSession):
         self.upstreams = upstreams
         self.parked = ParkedCalls()
         self.tasks = SessionTasks(terms.app.clock.now)
-        self._numbers = itertools.count(1)
         upstreams.ask_model = self._ask_model
 
     def begin(self, call: ClientCall, tool: str, arguments: bytes) -> None:
@@ -118,7 +112,7 @@ class GatedSession(ExternalSession):
         await self.upstreams.refresh()
         self.runtime.context = self.upstreams.make_context(self.id)
         digest = self._digest(tool, arguments)
-        name = f"{self.id}.{self.lease.generation}.{next(self._numbers)}"
+        name = self.make_effect_id()
         decision = self.find_question(name, tool, digest)
         call = Call(name, tool, arguments, decision=decision, provenance_check=self.call_check)
         self.upstreams.calls[call.id] = client
@@ -158,23 +152,12 @@ class GatedSession(ExternalSession):
             raise Failed("Sampling", self.end_reason)
         model = self.terms.models.get(self.terms.agent.model_settings.model)
         request = ModelRequest(
-            id=f"{self.id}.{self.lease.generation}.s{next(self._numbers)}",
+            id=self.make_effect_id("s"),
             prompt=make_sampling_prompt(server, params),
             timeout=min(self.terms.spec.timeout, MODEL_REQUEST_TIMEOUT),
         )
         outcome = await self.runtime.request_once(request, model, context=await self._hiding())
-        match outcome:
-            case AnsweredRequest(reply=reply):
-                content = TextContent(text=reply.text)
-                return CreateMessageResult(
-                    role="assistant", content=content, model=str(model.name), stop_reason="endTurn"
-                )
-            case RefusedRequest(sentence=sentence):
-                raise Failed("Sampling", sentence)
-            case FailedRequest(error=error):
-                raise Failed("Sampling", f"the model did not answer: {error}")
-            case BudgetBusy() | RateLimited():
-                raise Failed("Sampling", "other requests use the budget or the rate of the model. Try again later.")
+        return make_sampling_result(outcome, str(model.name))
 
     async def _hiding(self) -> SessionContext:
         """Make the context of a model request, with the names that the agent hides from models."""
@@ -282,19 +265,6 @@ class GatedSession(ExternalSession):
                 await self.park()
             else:
                 await self.end("COMPLETED", "completed")
-
-
-def make_sampling_prompt(server: str, params: CreateMessageRequestParams) -> Prompt:
-    """Make the prompt of a server's model request. Raises Failed for anything but text."""
-    messages: list[Message] = []
-    for message in params.messages:
-        if params.tools or not isinstance(message.content, TextContent):
-            raise Failed("Sampling", "only text messages without tools are supported.")
-        messages.append(
-            Message(message.role, (Text(clean(message.content.text), "tool", trusted=False, source=server),))
-        )
-    limit = max(1, min(params.max_tokens, MAX_SAMPLED_TOKENS))
-    return Prompt(system=clean(params.system_prompt or ""), messages=tuple(messages), max_output_tokens=limit)
 
 
 def _consume_error(task: "asyncio.Task[Any]") -> None:

@@ -22,6 +22,10 @@ class UnreadableEvent(HalterError):
     """The event has a form that this version does not know."""
 
 
+class UndecidableEvent(HalterError):
+    """The event cannot be decided, and the call is blocked; the sentence is the reason."""
+
+
 class HookEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One event of a program. `call` is the program's own id of a tool call, if it has one.
 

@@ -64,8 +64,9 @@ from halter.models.wires.openai_client import uses_new_limit
 from halter.net.client import HttpTransport
 from halter.policy.evaluation import ResolvedPolicy
 from halter.proxy.body_reader import BodyRead, BodyReader, BodyTooLarge, ReadRequest
+from halter.proxy.key_terms import KeyTerms, resolve_key
 from halter.proxy.keys import DEFAULT_MAX_BODY_MB, KeyRing, VirtualKey, find_client_key
-from halter.proxy.sessions import KeyTerms, ProxiedSession, ProxiedSessions, resolve_key
+from halter.proxy.sessions import ProxiedSession, ProxiedSessions
 from halter.redaction.redact import Redact, Redactor
 from halter.redaction.secrets import GivenSecrets
 from halter.runtime.runtime import DEFAULT_LEASE_DURATION, Runtime, follow_prices

@@ -5,18 +5,12 @@ ends after an idle time, or with its process. After a crash, any other process s
 their holds, and ends it.
 """
 
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
-import msgspec
-
-from halter.config.merge import FleetConfig
-from halter.config.resolve import read_model_rates, resolve_agent
 from halter.core.clock import MINUTE, SECOND, read_monotonic
 from halter.core.errors import StoreError, StoreUnavailable
 from halter.core.events import SessionStarted
-from halter.core.money import DOLLAR, format_exact_micros
 from halter.core.ports import Lease, Query
 from halter.core.rows import HaltRow, SessionRow
 from halter.external.host import MAX_LISTED_SESSIONS, SessionHost
@@ -24,12 +18,7 @@ from halter.external.open_sessions import OpenSessions
 from halter.external.session import CANCELLED, ExternalSession, take_over
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import read_halts
-from halter.guard.prepare import SessionContext
-from halter.policy.evaluation import ResolvedPolicy
-from halter.proxy.keys import VirtualKey
-from halter.runtime.agent import parse_agent_options
-from halter.runtime.runtime import Runtime
-from halter.spec.models import Provider
+from halter.proxy.key_terms import KeyTerms
 
 IDLE_LIMIT: Final = 30 * MINUTE
 SWEEP_INTERVAL: Final = 15 * SECOND
@@ -37,43 +26,11 @@ MAX_SESSIONS_PER_KEY: Final = 200
 """Above this number of labels, a key's further requests share one session."""
 
 
-class KeyTerms(msgspec.Struct, frozen=True):
-    """A key's policy, resolved with the fleet's policy, and the providers of the fleet."""
-
-    key: VirtualKey
-    policy: ResolvedPolicy
-    digest: str
-    providers: Mapping[str, Provider]
-
-
-def resolve_key(fleet: FleetConfig, key: VirtualKey) -> KeyTerms:
-    """Resolve a key like an agent's file with the same limits. Raises ConfigError if the fleet allows less."""
-    has_session_cap = fleet.spec.agents.limits.max_cost_usd is not msgspec.UNSET
-    file = parse_agent_options(
-        key.agent, {"policy": key.agent_keys(session_capped=has_session_cap)}, f"the key {key.name}", {}, {}
-    )
-    agent = resolve_agent(fleet, file, None)
-    return KeyTerms(key, agent.policy, agent.policy.digest(), agent.model_settings.providers)
-
-
-def describe_lower_cap(terms: KeyTerms) -> str:
-    """Describe a cap of the fleet that is lower than a cap of a key, and so binds first; empty if there is none."""
-    limits, caps = terms.key.limits, terms.policy.caps
-    amounts = [each for each in (limits.max_cost_usd_per_hour, limits.max_cost_usd_per_day) if each is not None]
-    for cap in caps.fleet:
-        if cap.max_cost_usd is not None and amounts and cap.max_cost_usd < max(amounts) * DOLLAR:
-            return (
-                f"The fleet's cap of {format_exact_micros(cap.max_cost_usd)} a {cap.per} is lower, and binds all "
-                "agents together. See `halter policy`."
-            )
-    return ""
-
-
 class ProxiedSession(ExternalSession):
     """A session of a key's client, with the number of its requests in flight."""
 
     def __init__(self, host: SessionHost, guard: GuardRuntime, lease: Lease, terms: KeyTerms) -> None:
-        super().__init__(host, guard, lease, _make_context(host.app, terms, lease.session))
+        super().__init__(host, guard, lease, terms.make_context(host.app, lease.session))
         self.terms = terms
         self.under_way = 0
         self._request_count = 0
@@ -107,19 +64,6 @@ class ProxiedSession(ExternalSession):
     async def _find_own_halt(self) -> HaltRow | None:
         halts = await read_halts(self.host.store, [self.lease.stream])
         return next((row for row in halts.values() if row.halted), None)
-
-
-def _make_context(app: Runtime, terms: KeyTerms, session: str) -> SessionContext:
-    return SessionContext(
-        session=session,
-        agent=terms.policy.name,
-        phase=terms.policy.phases[0],
-        policy=terms.policy,
-        policy_digest=terms.digest,
-        tokens_per_hour=terms.key.limits.tokens_per_hour,
-        rate_limits=read_model_rates(app.fleet),
-        key=terms.key.name,
-    )
 
 
 class ProxiedSessions:
@@ -190,7 +134,7 @@ class ProxiedSessions:
         rows = await self._host.store.ask(Query("sessions_in_state", SessionRow, params))
         ended_count = 0
         for row in await self._host.without_owner([row for row in rows if row.kind == "proxied"]):
-            context = _make_context(self._app, self._terms, row.session)
+            context = self._terms.make_context(self._app, row.session)
             session = await take_over(self._host, self._guard, row, context)
             ended_count += session is not None and await session.sweep()
         return ended_count
