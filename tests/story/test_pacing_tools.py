@@ -159,9 +159,7 @@ def test_any_other_tool_is_refused_with_a_sentence(text: str, bound: str, senten
 
 
 def test_the_sentences_name_what_there_is_and_what_to_change() -> None:
-    with pytest.raises(
-        ConfigError, match=r"did you mean `get_cash`\? The tools are `get_cash`, `get_keys`, `get_prices`"
-    ):
+    with pytest.raises(ConfigError, match=r"did you mean `get_cash`\?"):
         check(field("refresh_tool: get_cahs"))
     with pytest.raises(ConfigError, match=r"\(CONTROLLED in mode ASSIST\); use another tool, or set"):
         check(field("refresh_tool: get_cash"), "mode: ASSIST\n")
