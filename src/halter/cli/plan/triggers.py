@@ -8,8 +8,7 @@ import typer
 from halter.cli.command import JsonOption, StoreOption, Typed, command, fail, group, require_person, run_with_app
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
 from halter.cli.output import answer_json, print_sentence
-from halter.cli.talk import AGENT_FILE, open_agent_context
-from halter.core.ports import Query
+from halter.config.agent_files import AGENT_FILE
 from halter.core.rows import SessionRow
 from halter.operations import fleet
 from halter.present.tables import build_triggers_sheet
@@ -51,18 +50,10 @@ def run(
         fail(f"No {AGENT_FILE} found in {agent}. Pass the folder of {name} with --agent FOLDER.", EXIT_USAGE)
 
     async def job(app: Runtime) -> tuple[SessionRow, bool]:
-        from halter.runtime.trigger_runner import attend_run_here, run_now
+        from halter.cli.plan.trigger_run import run_trigger
 
         require_person(app, "run a trigger manually")
-        async with open_agent_context(app, folder) as context:
-            if context.agent.policy.name != name:
-                fail(f"{folder} is the folder of {context.agent.policy.name}, not of {name}.", EXIT_USAGE)
-            session = await run_now(context, folder, trigger_name, file)
-            if not as_json:
-                print_sentence(f"Session {session}", at_once=True)
-            ran_here = await attend_run_here(context, folder, session)
-            (row,) = await app.store.ask(Query("session", SessionRow, {"session": session}))
-            return row, ran_here
+        return await run_trigger(app, folder, name, trigger_name, file, quiet=as_json)
 
     row, ran_here = run_with_app(store, job, new=True, runs_agents=True, until_interrupted=True)
     if as_json:

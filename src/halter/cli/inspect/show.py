@@ -1,74 +1,45 @@
-"""`halter sessions` and `show`: past and running sessions, their events and receipts."""
+"""`halter show`: a session, its events and its receipt."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
-from halter.cli.audit import write_private
 from halter.cli.command import (
     JsonOption,
     StoreOption,
-    Typed,
-    command,
     fail,
     find_session_by_prefix,
     make_desk,
-    parse_typed_duration,
     report_errors,
     run_with_app,
     show_sheet,
 )
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
+from halter.cli.files import write_private
 from halter.cli.output import answer_json, answer_line, answer_table, print_sentence
 from halter.cli.terminal import progress
-from halter.core.clock import SECOND, SystemClock
+from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
 from halter.core.ids import FLEET, StreamId, inbox_stream, is_inbox, parse_session_id, session_stream
 from halter.core.money import format_micros
 from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow
 from halter.core.text import format_count
+from halter.journal.export import CheckedExport, check_export
 from halter.operations import queries
 from halter.operations.queries import read_all_events
 from halter.present.events import build_conversation, describe_stored_event, format_moment, summarize_event
 from halter.present.receipt import build_receipt_sheet
 from halter.present.sheet import Facts, render_html_page
-from halter.present.tables import build_sessions_sheet
 from halter.runtime.feed import Follower, read_stream_heads, serialize_event, watch_growth
+from halter.runtime.proof import Proof, parse_receipt, prove_receipt
 from halter.runtime.runtime import Runtime
 from halter.state.receipt import Receipt
 from halter.state.session import replay
-
-if TYPE_CHECKING:
-    from halter.journal.export import CheckedExport
-    from halter.runtime.proof import Proof
-
-
-sessions = command(
-    queries.sessions,
-    """List sessions, the newest first.
-
-    Each has its state, the reason of its end, and the time of its next turn.
-    """,
-    build_sessions_sheet,
-    despite_doubt=True,
-    allow_missing=True,
-    replacements={
-        "since": Typed(
-            ("since",),
-            Annotated[
-                str, typer.Option("--since", metavar="AGE", help="Only sessions started within this age, such as 24h.")
-            ],
-            lambda age: {"since": SystemClock().now() - parse_typed_duration(age) if age else 0},
-            "",
-        )
-    },
-)
-
 
 AfterOption = Annotated[
     int | None,
@@ -317,18 +288,13 @@ def _verify(receipt_file: str, journal_file: str, *, as_json: bool) -> None:
         raise typer.Exit(EXIT_FAILED)
 
 
-def _proof(receipt_file: str, journal_file: str) -> "Proof":
-    from halter.journal.export import check_export
-    from halter.runtime.proof import prove_receipt
-
+def _proof(receipt_file: str, journal_file: str) -> Proof:
     checked_export = check_export(_lines(journal_file))
     return prove_receipt(_receipt_text(receipt_file, journal_file, checked_export), checked_export)
 
 
-def _receipt_text(receipt_file: str, journal_file: str, checked_export: "CheckedExport") -> dict[str, Any]:
+def _receipt_text(receipt_file: str, journal_file: str, checked_export: CheckedExport) -> dict[str, Any]:
     """Read the receipt; if both files are the same, use the receipt in the export."""
-    from halter.runtime.proof import parse_receipt
-
     if Path(receipt_file) == Path(journal_file):
         receipt_json = checked_export.receipts.get(next(iter(checked_export.sessions), ""))
         if receipt_json is None:

@@ -1,7 +1,4 @@
-"""`halter inbox`, `approve`, `deny`, `rules`, `tell`, `fork`, `halt`, `resume` and `cancel`: control by a person.
-
-Also `halter channels`: the people who can answer from a phone.
-"""
+"""`halter inbox`, `approve`, `deny` and `rules`: decisions and standing rules."""
 
 import re
 import sys
@@ -16,35 +13,28 @@ from halter.cli.command import (
     JsonOption,
     ReasonOption,
     StoreOption,
-    Typed,
     command,
     fail,
     group,
-    is_never_used,
     make_desk,
     parse_typed_duration,
-    read_cli_settings,
     report_errors,
     run_with_app,
     show_sheet,
 )
 from halter.cli.exit_codes import EXIT_UNUSABLE, EXIT_USAGE
-from halter.cli.output import answer_json, answer_table, print_sentence, warn
+from halter.cli.output import answer_json, print_sentence, warn
 from halter.cli.terminal import Keyboard, StandardInput, ask_freshly
-from halter.core.clock import SECOND
 from halter.core.errors import NotDone
 from halter.core.ports import BLOB_THRESHOLD
-from halter.core.tools import File
 from halter.guard.approvals import PendingDecision
-from halter.operations import control, decisions, forks, messages, rules
+from halter.operations import decisions, rules
 from halter.operations.actor import Actor
-from halter.operations.channels import PairingCode, list_approvers, offer_pairing, remove_approver
 from halter.operations.decisions import ApprovalTerms, DecisionResult, GroupResult, to_json_object
 from halter.operations.money import amount_of
 from halter.operations.queries import read_needs
 from halter.present.decisions import render_prompt
 from halter.present.tables import build_decision_sheet, build_inbox_sheet, build_offers_sheet, build_rules_sheet
-from halter.runtime.runtime import Runtime
 
 DEFAULT_RULE_LIFETIME: Final = "7d"
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,2}")
@@ -261,192 +251,4 @@ rules = group(
         ),
     },
     command(rules.rules, "List standing rules.", build_rules_sheet, despite_doubt=True, allow_missing=True),
-)
-
-tell = command(
-    messages.send_message,
-    """Send a message to a session, or answer its question. The session wakes and reads it in its next turn.
-
-    Exits 1 if the session has ended.
-    """,
-    replacements={
-        "file": Typed(
-            ("files",),
-            Annotated[
-                list[Path] | None,
-                typer.Option("--file", metavar="PATH", help="Picture, PDF, document, sound or text. Repeatable."),
-            ],
-            lambda paths: {"files": _open_files(paths or ())},
-            None,
-        )
-    },
-)
-
-
-def _open_files(paths: Sequence[Path]) -> tuple[File, ...]:
-    from halter.models.input_files import open_files
-
-    return report_errors(lambda: open_files(paths))
-
-
-fork = command(
-    forks.fork,
-    """Create a session from the messages of another one, up to one of its events.
-
-    `halter show SESSION --events` numbers the events. The new session has its own budget. Spending, approvals and
-    grants are not inherited; untrusted content stays marked. The new session does not run yet.
-    """,
-)
-
-halt = command(
-    control.halt,
-    """Halt everything in a scope: nothing starts, and running effects are cancelled within a second.
-
-    The halt binds every process on the store until the scope is resumed. `halter halt fleet` halts all agents, `halter
-    halt NAME` one agent, `halter halt ID` one session; `halter resume` continues a halted session where it stopped. An
-    unknown scope is rejected. `halter off` also ends the session of an agent, so that the next one starts anew; `halter
-    cancel` ends a session.
-    """,
-    despite_doubt=True,
-)
-
-resume = command(
-    control.resume,
-    """Lift a halt. What it stopped continues in place.
-
-    The sessions of a fleet resume over a second for each session, at most a minute. `halter on AGENT` starts an agent
-    that is off or paused. Exits 1 if there was nothing to resume.
-    """,
-    replacements={
-        "over": Typed(
-            ("over_seconds",),
-            Annotated[
-                str,
-                typer.Option("--over", metavar="TIME", help="Resume sessions one by one over this time, such as 5m."),
-            ],
-            lambda over: {"over_seconds": parse_typed_duration(over) // SECOND if over else None},
-            "",
-        )
-    },
-)
-
-cancel = command(
-    control.cancel,
-    """End a session. Running calls are cancelled.
-
-    Exits 1 if the session has not ended yet.
-    """,
-    lambda result, _: [f"Session {result.session} is cancelled. {result.sentence}"],
-    despite_doubt=True,
-    json=lambda result: {"subject": result.session, "done": True, "ended": result.came == "ended"},
-    is_ok=lambda result: result.came == "ended",
-)
-
-
-ChannelArgument = Annotated[str, typer.Argument(metavar="CHANNEL", help="Channel: telegram, ntfy or slack.")]
-PersonArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the person, recorded in every event.")]
-
-
-def list_channels(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """List the people who can answer decisions over each channel.
-
-    Each has a name, which is in every event, a role, the agents that they see, and an account of the platform.
-    """
-    approvers = run_with_app(store, lambda app: list_approvers(make_desk(app, store)), allow_missing=True)
-    if as_json:
-        answer_json([msgspec.structs.asdict(each) for each in approvers])
-    elif approvers:
-        rows = [
-            [each.channel, each.name, each.role, ", ".join(each.agents) or "all", each.account] for each in approvers
-        ]
-        answer_table("Channels", ["channel", "name", "role", "agents", "account"], rows)
-    else:
-        print_sentence("No one is paired with a channel. Make a code with `halter channels pair telegram NAME`.")
-
-
-def pair(
-    channel: ChannelArgument,
-    name: PersonArgument,
-    *,
-    role: Annotated[
-        str, typer.Option("--role", metavar="ROLE", help="viewer, approver, operator or admin.")
-    ] = "approver",
-    agent: Annotated[
-        list[str] | None, typer.Option("--agent", metavar="AGENT", help="Only this agent. Repeatable.")
-    ] = None,
-    store: StoreOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Make a code that pairs an account of a platform with a person. It is valid once, for ten minutes.
-
-    The first account that sends the code to the bot is paired with the person. halter.yaml configures the platform, and
-    `halter serve`, `halter up` or a worker receives the code.
-    """
-
-    async def job(app: Runtime) -> tuple[PairingCode, str]:
-        code = await offer_pairing(make_desk(app, store), channel, name, role, agent or ())
-        return code, await _send_code(app, code)
-
-    settings = report_errors(lambda: read_cli_settings(store))
-    code, problem = run_with_app(store, job, new=is_never_used(settings, store))
-    if as_json:
-        answer_json(msgspec.structs.asdict(code))
-        return
-    print_sentence(code.code)
-    if code.place:
-        print_sentence(f"Subscribe to the topic {code.place} in the ntfy app, and keep its name secret: it is the key.")
-        print_sentence(
-            f"{problem} Publish the code to {code.place}-re."
-            if problem
-            else "Then press Pair in the message that arrives there."
-        )
-        return
-    print_sentence(
-        f"Send this code to the bot within ten minutes, from the account that answers as {code.name} ({code.role})."
-    )
-
-
-async def _send_code(app: Runtime, code: PairingCode) -> str:
-    """Send a code to its topic; return the problem if that failed, or an empty text."""
-    if not code.place:
-        return ""
-    from halter.channels.channel import TransportFailed
-    from halter.channels.messages import ChatButton, ChatMessage
-    from halter.channels.serve import make_transports, read_channels
-
-    text = f"Answer decisions here as {code.name} ({code.role})?"
-    for transport in make_transports(app, read_channels(app)):
-        if transport.name == code.channel:
-            try:
-                await transport.send(code.place, ChatMessage(text, (ChatButton("Pair", code.code),)))
-            except TransportFailed as failed:
-                return str(failed)
-            finally:
-                await transport.close()
-            return ""
-    return f"The code was not sent: halter.yaml has no {code.channel} under `channels`."
-
-
-def unpair(
-    channel: ChannelArgument,
-    name: PersonArgument,
-    *,
-    reason: ReasonOption = "",
-    store: StoreOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Remove a person from a channel. Their replies become invalid immediately.
-
-    Use this after a phone was lost. Unused codes of the person become invalid, too.
-    """
-    result = run_with_app(store, lambda app: remove_approver(make_desk(app, store), channel, name, reason))
-    if as_json:
-        answer_json({"subject": result.subject, "done": True})
-    else:
-        print_sentence(result.sentence)
-
-
-channels = group(
-    "List who answers decisions by phone; pair or unpair a person.",
-    {"list": list_channels, "pair": pair, "unpair": unpair},
 )

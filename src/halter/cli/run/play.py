@@ -1,40 +1,39 @@
-"""`halter play`, `eval` and `trust`: run a playbook through the guard, run eval cases, trust an agent's code."""
+"""`halter play`: run a playbook."""
 
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
 from halter.cli.command import (
     JsonOption,
-    SessionArgument,
     StoreOption,
     fail,
     find_session_by_prefix,
     format_store_option,
-    read_cli_settings,
-    report_errors,
     run_with_app,
-    show_sheet,
 )
-from halter.cli.commands import EvalGroup, PlainCommand
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
 from halter.cli.output import answer_json, print_sentence, warn
-from halter.core.errors import ConfigError
-from halter.core.ids import SessionId, can_decide, session_stream
+from halter.config.agent_files import AGENT_FILE, read_agent
+from halter.config.playbook_files import read_playbook
+from halter.config.resolve import resolve_policy
+from halter.core.ids import SessionId, session_stream
 from halter.core.money import format_compared_micros, format_usd
 from halter.core.text import clean, shorten
 from halter.core.vocabulary import State
 from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.guard.ledger import read_budget
+from halter.runtime.assembly.assembled_agent import assemble_agent
 from halter.runtime.runtime import Runtime
+from halter.runtime.session_start import begin_playbook, resume_playbook
+from halter.runtime.telemetry.tracer import trace_process
 from halter.spec.playbook import Playbook, Step
 from halter.tasks.playbooks import PlaybookOutcome
 
-AGENT_FILE: Final = "agent.yaml"
 MAX_STEP_TEXT: Final = 100
 
 AgentOption = Annotated[
@@ -64,13 +63,6 @@ def play(
     folder = agent or _find_agent_folder(playbook)
 
     async def job(app: Runtime) -> tuple[SessionId, PlaybookOutcome]:
-        from halter.config.agent_files import read_agent
-        from halter.config.playbook_files import read_playbook
-        from halter.config.resolve import resolve_policy
-        from halter.runtime.assembly.assembled_agent import assemble_agent
-        from halter.runtime.session_start import begin_playbook, resume_playbook
-        from halter.runtime.telemetry.tracer import trace_process
-
         resumed_session = await _find_play_session(app, resume) if resume else SessionId("")
         steps = None if resumed_session else read_playbook(playbook)
         if not as_json:
@@ -127,38 +119,6 @@ async def _find_play_session(app: Runtime, prefix: str) -> SessionId:
     return SessionId(row.session)
 
 
-def trust(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Agent folder.")], *, as_json: JsonOption = False
-) -> None:
-    """Trust the current code of an agent folder. Changed code must be trusted again.
-
-    The code is tools.py and the servers in .mcp.json: review both first. It runs with your rights. tools.py is loaded
-    once; if that fails, or a tool has no docstring or types, the folder is not trusted.
-    """
-    settings = read_cli_settings(None)
-
-    def job() -> tuple[str, str]:
-        from halter.config.trust import digest_contents
-        from halter.core.clock import SystemClock
-        from halter.runtime.assembly.folder_code import find_agent_code, open_trust, require_sound_code
-
-        if not can_decide(settings.person):
-            raise ConfigError("Only a person can trust code; this command runs inside an agent.")
-        contents, trust_store = find_agent_code(settings, folder).contents(), open_trust(settings)
-        digest, changes = digest_contents(contents), trust_store.describe_change(folder, contents)
-        require_sound_code(folder, contents)
-        trust_store.trust(folder, digest, settings.person, SystemClock().now(), contents)
-        return digest, changes
-
-    digest, changes = report_errors(job)
-    if as_json:
-        answer_json({"folder": str(folder), "digest": digest, "by": settings.person, "since": changes})
-        return
-    print_sentence(f"Trusted the current code of {folder} ({digest[:16]}…).")
-    if changes:
-        print_sentence(f"Changes since it was last trusted: {changes}.")
-
-
 def _find_agent_folder(playbook: Path) -> Path:
     for folder in (playbook.parent, playbook.parent.parent):
         if (folder / AGENT_FILE).is_file():
@@ -191,77 +151,3 @@ def _announce_wait(approval: ApprovalRequired, state: State) -> None:
 
 def _ignore_step(_: Step, __: Answer) -> None:
     """Print no step: with --json, the result is printed at the end."""
-
-
-EvalFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Agent folder.")]
-
-
-def run_cases(
-    folder: EvalFolder,
-    *,
-    cases: Annotated[
-        Path | None, typer.Option("--cases", metavar="FILE", help="Cases file (default: evals.yaml in the folder).")
-    ] = None,
-    model: Annotated[
-        str, typer.Option("--model", metavar="MODEL", help="Run the cases with this model instead of the agent's.")
-    ] = "",
-    as_json: JsonOption = False,
-) -> None:
-    """Run an agent's eval cases, several at a time, under one cap, and compare with the last run.
-
-    Each run has its own store, which is printed at the end. A case in which the agent waits for a person fails. Exits 1
-    if a case fails.
-    """
-    from halter.testing.evals import build_eval_sheet, evaluate
-
-    settings = report_errors(lambda: read_cli_settings(None))
-    run = report_errors(lambda: evaluate(folder, settings, cases=cases, model=model))
-    if as_json:
-        answer_json(run)
-    else:
-        show_sheet(build_eval_sheet(run))
-    if run.passed < len(run.cases):
-        raise typer.Exit(EXIT_FAILED)
-
-
-def add_recorded_case(
-    session: SessionArgument,
-    folder: EvalFolder,
-    *,
-    name: Annotated[
-        str, typer.Option("--name", metavar="NAME", help="Name of the case (default: the session id).")
-    ] = "",
-    store: StoreOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Make a case from a recorded session: its first message, the tools that it called, and its answer.
-
-    If a person was asked to approve a call, the case expects that question instead of the answer. The case is added to
-    evals.yaml in the agent's folder; edit its expectations there.
-    """
-    from halter.config.trust import CASES_FILE
-    from halter.testing.evals import add_case, make_case
-
-    async def job(app: Runtime) -> dict[str, Any]:
-        from halter.core.events import DecisionAsked
-        from halter.core.ports import read_stream
-        from halter.runtime.session_start import read_fork
-
-        row = await find_session_by_prefix(app, session)
-        fork = await read_fork(app.store, row)
-        events = [stored.event for stored in await read_stream(app.store, session_stream(row.session))]
-        questions = [event for event in events if isinstance(event, DecisionAsked) and event.about == "approval"]
-        asked_tool = questions[0].name if questions else ""
-        return make_case(name or row.session, fork.messages, finished=row.state == "COMPLETED", asked_tool=asked_tool)
-
-    case, path = run_with_app(store, job), folder / CASES_FILE
-    report_errors(lambda: add_case(path, case))
-    if as_json:
-        answer_json({"file": str(path), "case": case})
-    else:
-        print_sentence(f"Added case {case['name']!r} to {path}. Edit its expectations there.")
-
-
-evals = typer.Typer(cls=EvalGroup, help="Run an agent's eval cases under one cap; compare with the last run.")
-evals.command("run", cls=PlainCommand)(run_cases)
-evals.command("add", cls=PlainCommand)(add_recorded_case)

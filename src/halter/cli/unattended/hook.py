@@ -3,7 +3,7 @@
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -20,14 +20,26 @@ from halter.cli.command import (
 )
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
 from halter.cli.output import answer_json, answer_table, print_sentence, warn
+from halter.config.agent_files import read_agent
 from halter.core.clock import SECOND
 from halter.core.errors import ConfigError, NotDone
 from halter.core.ids import can_decide
+from halter.hooks import client
+from halter.hooks.install import (
+    MARGIN_SECONDS,
+    TERMS,
+    InstallationStatus,
+    find_settings_file,
+    find_terms,
+    install_hooks,
+    list_status,
+    read_version,
+    remove_hooks,
+    write_policy,
+)
+from halter.hooks.protocol import DIALECTS
+from halter.hooks.registry import DEFAULT_WAIT_SECONDS, HookedProgram, HookFolder, find_hook_folder
 from halter.runtime.runtime import Runtime
-
-if TYPE_CHECKING:
-    from halter.hooks.install import InstallationStatus
-    from halter.hooks.registry import HookedProgram, HookFolder
 
 ForOption = Annotated[str, typer.Option("--for", metavar="PROGRAM", help="Program: claude, codex, gemini or cursor.")]
 AgentOption = Annotated[
@@ -44,9 +56,6 @@ def answer(program: ForOption = "", *, agent: AgentOption = "") -> None:
 
     `halter hook install` writes a faster command than this to the settings of a program.
     """
-    from halter.hooks import client
-    from halter.hooks.install import MARGIN_SECONDS, find_terms
-    from halter.hooks.registry import DEFAULT_WAIT_SECONDS, find_hook_folder
 
     def find() -> tuple[str, str]:
         return agent or find_terms(program).agent, str(find_hook_folder(read_cli_settings(None)).path)
@@ -78,10 +87,6 @@ def install(
     Then each tool call of the program passes the guard, and none runs while no `halter serve` answers. A version of the
     program that runs a tool although its hook fails is rejected.
     """
-    from halter.hooks.install import TERMS, find_settings_file, find_terms, install_hooks, read_version, write_policy
-    from halter.hooks.protocol import DIALECTS
-    from halter.hooks.registry import HookedProgram
-
     settings = read_cli_settings(None)
     if not can_decide(settings.person):
         fail(f"Only a person can install hooks; this command runs inside an agent ({settings.person}).", EXIT_FAILED)
@@ -117,7 +122,7 @@ def install(
     _show_installed(entry, DIALECTS[program].TITLE, TERMS[program].note)
 
 
-def _show_installed(entry: "HookedProgram", title: str, note: str) -> None:
+def _show_installed(entry: HookedProgram, title: str, note: str) -> None:
     print_sentence(f"{title} {entry.version} asks Halter before each tool call: {entry.installed[-1].file}")
     print_sentence(f"Its policy is {entry.folder}/agent.yaml; its sessions belong to the agent {entry.agent}.")
     if note:
@@ -130,8 +135,6 @@ def uninstall(*, program: ForOption, agent: AgentOption = "", as_json: JsonOptio
 
     A file that was not changed since is restored byte for byte; in any other file only these hooks are removed.
     """
-    from halter.hooks.install import find_terms, remove_hooks
-
     settings = read_cli_settings(None)
     if not can_decide(settings.person):
         fail(f"Only a person can remove hooks; this command runs inside an agent ({settings.person}).", EXIT_FAILED)
@@ -148,11 +151,9 @@ def status(*, binary: BinaryOption = "", as_json: JsonOption = False) -> None:
 
     Exits 1 if any hook is not effective.
     """
-    from halter.hooks.install import list_status
-
     hook_folder = _hook_folder()
 
-    def read_status() -> "list[InstallationStatus]":
+    def read_status() -> list[InstallationStatus]:
         binaries = {entry.program: binary for entry in hook_folder.agents().values()} if binary else {}
         return list(list_status(hook_folder, binaries))
 
@@ -167,7 +168,7 @@ def status(*, binary: BinaryOption = "", as_json: JsonOption = False) -> None:
         raise typer.Exit(EXIT_FAILED)
 
 
-def _show_status(installations: "list[InstallationStatus]") -> None:
+def _show_status(installations: list[InstallationStatus]) -> None:
     rows = [
         [
             installation.agent,
@@ -211,9 +212,7 @@ def serve(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
     run_with_app(store, job, new=True, runs_agents=True, until_interrupted=True)
 
 
-def _hook_folder() -> "HookFolder":
-    from halter.hooks.registry import find_hook_folder
-
+def _hook_folder() -> HookFolder:
     return report_errors(lambda: find_hook_folder(read_cli_settings(None)))
 
 
@@ -222,8 +221,6 @@ def _find_binary(name: str) -> str:
 
 
 def _check_policy(folder: Path, agent: str) -> None:
-    from halter.config.agent_files import read_agent
-
     name = read_agent(folder).spec.name
     if name != agent:
         raise ConfigError(

@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.console import Console
 
-from halter.cli.command import JsonOption, fail, read_cli_settings, report_errors
+from halter.cli.command import JsonOption, fail, read_cli_settings, report_errors, resolve_agent_folder
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
 from halter.cli.output import answer_json, answer_table, make_console
-from halter.cli.talk import resolve_agent_folder
 from halter.core.errors import explain_extra
 from halter.core.text import format_count, join_names
+from halter.testing.postgres import PostgresMissing, find_postgres_binaries, throwaway_cluster
 from halter_drills import DRILLS, find
+from halter_drills.drill import Drill, DrillResult, Progress, Setting, kind_of, translate_errors
 
 if TYPE_CHECKING:
-    from halter_drills.drill import Drill, DrillResult, Progress, Setting
     from halter_drills.inject.survey import Survey
+
 
 ALL_DRILLS: Final = "all"
 MAX_SEEDS: Final = 1_000_000
@@ -35,8 +36,8 @@ PROGRESS_LINES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class DrillRun:
-    drill: "Drill"
-    result: "DrillResult"
+    drill: Drill
+    result: DrillResult
     seconds: float
 
     def line(self) -> str:
@@ -84,8 +85,6 @@ def drill(
 
     A drill works on its own file or schema, and removes it afterwards.
     """
-    from halter_drills.drill import Setting
-
     if store == "":
         fail("--store is empty. Pass a store, or omit the option to use a throwaway SQLite file.", EXIT_USAGE)
     if name not in (*DRILLS, ALL_DRILLS):
@@ -105,9 +104,8 @@ def drill(
     _judge(results, console, teeth=teeth)
 
 
-def _survey(name: str, folder: Path, setting: "Setting", console: Console, *, as_json: bool) -> None:
+def _survey(name: str, folder: Path, setting: Setting, console: Console, *, as_json: bool) -> None:
     """Show which tools of an agent an injected text can reach."""
-    from halter_drills.drill import translate_errors
     from halter_drills.inject.survey import list_survey_rows, survey_agent
 
     if name != "inject" or setting.teeth or setting.seeds:
@@ -137,10 +135,8 @@ def _survey(name: str, folder: Path, setting: "Setting", console: Console, *, as
     )
 
 
-def _run_each_store(name: str, setting: "Setting", console: Console) -> Generator[DrillRun]:
+def _run_each_store(name: str, setting: Setting, console: Console) -> Generator[DrillRun]:
     """Run one drill, or all: on SQLite, and then on a throwaway PostgreSQL if no store is given."""
-    from halter_drills.drill import kind_of
-
     kind = kind_of(setting.store)
     drills = [find(each) for each in (DRILLS if name == ALL_DRILLS else (name,))]
     if name == ALL_DRILLS:
@@ -168,7 +164,7 @@ def _run_each_store(name: str, setting: "Setting", console: Console) -> Generato
             yield from _run_drills(self_hosting_drills, setting, console, prefixes)
 
 
-def _filter_runnable(drills: Sequence["Drill"], console: Console) -> Iterator["Drill"]:
+def _filter_runnable(drills: Sequence[Drill], console: Console) -> Iterator[Drill]:
     for candidate in drills:
         if missing := candidate.lacking():
             console.print(f"Skipped {candidate.name}. {missing}", markup=False)
@@ -178,16 +174,12 @@ def _filter_runnable(drills: Sequence["Drill"], console: Console) -> Iterator["D
 
 @contextmanager
 def _server() -> Generator[str]:
-    from halter.testing.postgres import throwaway_cluster
-
     with _set_up(), throwaway_cluster() as cluster:
         yield cluster.url
 
 
 @contextmanager
 def _set_up() -> Generator[None]:
-    from halter.testing.postgres import PostgresMissing
-
     try:
         yield
     except CalledProcessError as error:
@@ -198,8 +190,6 @@ def _set_up() -> Generator[None]:
 def _find_missing() -> str:
     from importlib.util import find_spec
 
-    from halter.testing.postgres import PostgresMissing, find_postgres_binaries
-
     try:
         find_postgres_binaries()
     except PostgresMissing as missing:
@@ -208,10 +198,8 @@ def _find_missing() -> str:
 
 
 def _run_drills(
-    drills: Iterable["Drill"], setting: "Setting", console: Console, prefixes: Iterator[str]
+    drills: Iterable[Drill], setting: Setting, console: Console, prefixes: Iterator[str]
 ) -> Generator[DrillRun]:
-    from halter_drills.drill import kind_of, translate_errors
-
     for candidate in drills:
         started_at = time.monotonic()
         kind = kind_of(setting.store)
@@ -225,7 +213,7 @@ def _run_drills(
 
 
 @contextmanager
-def _progress(name: str, console: Console) -> Generator["Progress"]:
+def _progress(name: str, console: Console) -> Generator[Progress]:
     if not console.is_terminal:
         yield _lines(name, console)
         return
@@ -238,7 +226,7 @@ def _progress(name: str, console: Console) -> Generator["Progress"]:
         yield lambda done, total, note: live.update(task, completed=done, total=total, note=note)
 
 
-def _lines(name: str, console: Console) -> "Progress":
+def _lines(name: str, console: Console) -> Progress:
     reported_share = 0
 
     def progress(done: int, total: int, note: str) -> None:
@@ -267,7 +255,7 @@ def _show(runs: Sequence[DrillRun]) -> None:
     answer_table("Drills", columns, rows, right="cases violations seconds")
 
 
-def _judge(results: Sequence["DrillResult"], console: Console, *, teeth: bool) -> None:
+def _judge(results: Sequence[DrillResult], console: Console, *, teeth: bool) -> None:
     violating = [result for result in results if result.violations]
     if teeth:
         blind_drills = [f"{result.drill} on {result.store}" for result in results if not result.violations]

@@ -1,4 +1,4 @@
-"""`halter budget`: caps and spending. `halter policy`: what binds the whole store. `halter prices`: the price table."""
+"""`halter policy`: what binds the whole store."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,13 +7,11 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from halter.cli.backtest import backtest, diff, suggest
 from halter.cli.command import (
     JsonOption,
     ReasonOption,
     StoreOption,
     YesOption,
-    command,
     fail,
     group,
     make_desk,
@@ -21,6 +19,7 @@ from halter.cli.command import (
     report_errors,
     run_with_app,
 )
+from halter.cli.control.backtest import backtest, diff, suggest
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
 from halter.cli.output import answer_json, answer_table, print_sentence
 from halter.cli.terminal import confirm
@@ -30,46 +29,8 @@ from halter.core.events import FleetPolicyAdopted
 from halter.operations import money
 from halter.operations.money import NO_POLICY_YET, StorePolicy, lines_of
 from halter.present.events import format_moment
-from halter.present.tables import DIFFERENCE_WORDS, build_budgets_sheet, build_prices_sheet
-from halter.runtime.runtime import Runtime, describe_price_update, read_local_fleet
-
-_show = command(
-    money.budgets,
-    """Show every current cap, what is spent and held against it, and the spending of the last day.
-
-    A hold is money reserved for a running call or request; it is settled at the true cost. The reserve of a session's
-    cap pays for its wrap-up.
-    """,
-    build_budgets_sheet,
-    despite_doubt=True,
-    allow_missing=True,
-)
-
-budget = group(
-    "Show what is spent and held against every cap; raise or lower one.",
-    {
-        "show": _show,
-        "raise": command(
-            money.set_cap,
-            """Raise a cap, for its current window or for the whole life of a session. Recorded with your name.
-
-            Sessions in that scope that wait for a budget resume automatically.
-            """,
-            fixed_values={"direction": "raise"},
-            json=lambda changed: changed,
-        ),
-        "lower": command(
-            money.set_cap,
-            """Lower a cap. Below the amount already spent, no more effects are admitted. Recorded with your name.
-
-            Running effects continue; `halter halt` stops them.
-            """,
-            fixed_values={"direction": "lower"},
-            json=lambda changed: changed,
-        ),
-    },
-    _show,
-)
+from halter.present.tables import DIFFERENCE_WORDS
+from halter.runtime.runtime import Runtime, read_local_fleet
 
 
 def show_policy(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
@@ -170,46 +131,4 @@ policy = group(
     "Show the policy that binds every process on the store, apply another file, or backtest one first.",
     {"show": show_policy, "apply": apply, "diff": diff, "backtest": backtest, "suggest": suggest},
     show_policy,
-)
-
-
-def update(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Fetch the newest price table and keep it in the store. Needs the network; nothing else does.
-
-    New models and higher prices count at once, for every process on the store. Lower prices and free models wait for
-    your yes: halter prices accept. The address is `prices.url` in halter.yaml; by default it is that of genai-prices.
-    """
-    event = run_with_app(store, lambda app: money.update_prices(make_desk(app)), new=True)
-    if as_json:
-        answer_json({"changed": event is not None, **({} if event is None else msgspec.structs.asdict(event))})
-    else:
-        print_sentence("The newest price table is kept already." if event is None else describe_price_update(event))
-
-
-_prices = command(
-    money.read_prices,
-    """Show the price tables in force, and the lower prices that wait for your yes.
-
-    A fetched table counts beside the bundled one: of each model the higher price, until you accept the newest table.
-    """,
-    build_prices_sheet,
-    despite_doubt=True,
-    allow_missing=True,
-)
-
-prices = group(
-    "Show or update the price table; accept lower prices.",
-    {
-        "show": _prices,
-        "update": update,
-        "accept": command(
-            money.accept_prices,
-            """Let the newest price table count as it is: its lower prices and its free models, too.
-
-            Recorded with your name. The digest is that of the table that halter prices shows.
-            """,
-            json=lambda accepted: accepted,
-        ),
-    },
-    _prices,
 )
