@@ -8,28 +8,38 @@ from halter.cli.command import (
     make_desk,
     report_errors,
     run_with_app,
+    show_sheet,
 )
+from halter.cli.output import answer_json
 from halter.core.errors import NotDone
 from halter.net.client import HttpClient
 from halter.net.httpx_transport import HttpxTerms, HttpxTransport
 from halter.operations.top import FleetView
+from halter.top.rows import build_top_sheet
 from halter.top.source import OperationSource, ServerSource, StoreSource, check_server
 
 SERVER_TIMEOUT_SECONDS: Final = 10
 
 
-def watch_fleet(*, once: bool, server: str, token_variable: str, store: str | None) -> FleetView | None:
-    """Watch a store or a server. With `once` return the view; otherwise run the live terminal and return None."""
+def show_fleet(*, once: bool, server: str, token_variable: str, store: str | None, as_json: bool) -> None:
+    """Run the live terminal of a store or of a server; with `once`, print its view instead."""
     if server:
         token = os.environ.get(token_variable, "")
-        return report_errors(lambda: asyncio.run(_watch_server(server, token, token_variable, once=once)))
-    return run_with_app(
-        store,
-        lambda app: _watch(StoreSource(make_desk(app, store)), once=once),
-        despite_doubt=True,
-        allow_missing=True,
-        until_interrupted=not once,
-    )
+        view = report_errors(lambda: asyncio.run(_watch_server(server, token, token_variable, once=once)))
+    else:
+        view = run_with_app(
+            store,
+            lambda app: _watch(StoreSource(make_desk(app, store)), once=once),
+            despite_doubt=True,
+            allow_missing=True,
+            until_interrupted=not once,
+        )
+    if view is None:
+        return
+    if as_json:
+        answer_json(view)
+    else:
+        show_sheet(build_top_sheet(view))
 
 
 async def _watch_server(url: str, token: str, token_variable: str, *, once: bool) -> FleetView | None:

@@ -10,13 +10,10 @@ from halter.cli.command import (
     StoreOption,
     command,
     fail,
-    show_sheet,
 )
 from halter.cli.exit_codes import EXIT_USAGE
-from halter.cli.output import answer_json
 from halter.operations.status import read_status
 from halter.present.report import build_status_sheet
-from halter.top.rows import build_top_sheet
 
 _show_status = command(read_status, "", build_status_sheet, despite_doubt=True, allow_missing=True)
 
@@ -68,10 +65,6 @@ def top(
         fail("--server cannot be combined with --store.", EXIT_USAGE)
     if not once and not (sys.stdin.isatty() and sys.stdout.isatty()):
         fail("Not a terminal. Pass --once to print the view.", EXIT_USAGE)
-    from halter.cli.inspect.live import watch_fleet
+    from halter.cli.inspect.live import show_fleet
 
-    view = watch_fleet(once=once, server=server, token_variable=TOKEN_VARIABLE, store=store)
-    if view is not None and as_json:
-        answer_json(view)
-    elif view is not None:
-        show_sheet(build_top_sheet(view))
+    show_fleet(once=once, server=server, token_variable=TOKEN_VARIABLE, store=store, as_json=as_json)
