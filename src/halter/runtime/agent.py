@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from halter.config.agent_files import AgentFile
+    from halter.config.definition import AgentDefinition
     from halter.config.merge import FleetConfig
-    from halter.config.resolve import ResolvedAgent
     from halter.config.yaml_reader import Document
     from halter.core.tools import File
     from halter.guard.call_answer import ApprovalRequired
@@ -1075,7 +1075,7 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         return parse_servers(document, Path.cwd(), self._environ) if servers else ()
 
 
-def _set_default_provenance(agent: "ResolvedAgent") -> "ResolvedAgent":
+def _set_default_provenance(agent: "AgentDefinition") -> "AgentDefinition":
     """Ask about calls with values from untrusted content, as `halter init` writes it, if no policy says otherwise."""
     if agent.policy.provenance is not None:
         return agent
@@ -1166,7 +1166,7 @@ async def _send_message(
 
         messages = await read_initial_messages(context, history, files) if history or files else ()
         return await open_session(context, message, kind, new_session, history=messages, takes_lease=True)
-    from halter.runtime.agent_context import NO_RUN_SETTINGS
+    from halter.config.run_limits import NO_RUN_SETTINGS
 
     if history or context.run != NO_RUN_SETTINGS:
         raise ConfigError(

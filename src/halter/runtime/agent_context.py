@@ -8,11 +8,18 @@ from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
-from halter.config.definition_record import redact_definition
-from halter.config.run_limits import narrow_policy, narrow_settings, parse_model, parse_session_limits, require_tighter
+from halter.config.definition import redact_definition
+from halter.config.run_limits import (
+    NO_RUN_SETTINGS,
+    RunSettings,
+    narrow_policy,
+    narrow_settings,
+    parse_model,
+    parse_session_limits,
+    require_tighter,
+)
 from halter.core.clock import HOUR, SECOND, read_monotonic
 from halter.core.errors import ConfigError
-from halter.core.events import SessionStarted
 from halter.core.ids import Digest, SessionId, WorkerId
 from halter.core.messages import Model
 from halter.core.ports import Store
@@ -28,7 +35,6 @@ from halter.redaction.secrets import Secrets
 from halter.runtime.assembly.assembled_agent import AssembledAgent
 from halter.runtime.document_index import read_result_files
 from halter.runtime.runtime import DEFAULT_LEASE_DURATION, Runtime
-from halter.spec.limits import Limits
 from halter.spec.models import REFLEX, SCRIPTED, BrainSpec, ModelPurpose
 from halter.tasks.task_tools import READ_OUTPUT
 from halter.tools.answer_form import AnswerForm
@@ -135,30 +141,6 @@ class _Caches:
     def __init__(self) -> None:
         self.plans: dict[tuple[SessionKind, bool], object] = {}
         """Session plans by kind and by whether the session is unattended; see `session_builder.SessionPlan`."""
-
-
-class RunSettings(msgspec.Struct, frozen=True):
-    """The model and the limits of a run that has its own. The journal keeps them, so that a resume has the same."""
-
-    model: str = ""
-    limits: Limits = Limits()
-
-    @classmethod
-    def of(cls, event: object) -> "RunSettings":
-        """Return the settings with which a session has started."""
-        if not isinstance(event, SessionStarted) or not (event.model or event.limits):
-            return NO_RUN_SETTINGS
-        known_limits = {key: value for key, value in event.limits.items() if key in Limits.__struct_fields__}
-        return cls(event.model, Limits(**cast("dict[str, Any]", known_limits)))
-
-    def record(self, event: SessionStarted) -> SessionStarted:
-        """Return the start of a session with these settings."""
-        if self == NO_RUN_SETTINGS:
-            return event
-        return msgspec.structs.replace(event, model=self.model, limits=msgspec.to_builtins(self.limits))
-
-
-NO_RUN_SETTINGS: Final = RunSettings()
 
 
 class AgentContext(msgspec.Struct, frozen=True, dict=True):

@@ -18,8 +18,8 @@ from msgspec import UNSET
 from halter.autonomy.hot_state import HotState
 from halter.autonomy.triggers import Clockwork, find_tightest, forecast_bounds
 from halter.config.agent_files import find_neighbour_agents
+from halter.config.definition import AgentDefinition
 from halter.config.mcp_file import MCP_FILE
-from halter.config.resolve import ResolvedAgent
 from halter.core.clock import MINUTE, find_first_moment, find_zone, format_duration, to_local_time
 from halter.core.errors import ConfigError
 from halter.core.events import ApprovalGiven, MessageRouted
@@ -578,7 +578,9 @@ class SubSessionObserver:
 NO_SUB_SESSION_OBSERVER: Final = SubSessionObserver()
 
 
-async def build_surroundings(agent: ResolvedAgent, store: Store | None, now: int, *, has_tools: bool) -> RoutingContext:
+async def build_surroundings(
+    agent: AgentDefinition, store: Store | None, now: int, *, has_tools: bool
+) -> RoutingContext:
     """Return the names that a message to an agent may use, from its files and, if given, its store."""
     name, rows, waiting = agent.policy.name, (), ()
     if store is not None:
@@ -598,7 +600,7 @@ async def build_surroundings(agent: ResolvedAgent, store: Store | None, now: int
     )
 
 
-def declares_tools(agent: ResolvedAgent, folder: Path) -> bool:
+def declares_tools(agent: AgentDefinition, folder: Path) -> bool:
     """Return true if an agent will have tools. The tools of its code and servers are known only once they run."""
     tools = agent.policy.tools
     has_built_in = any(each is not UNSET for each in (tools.files, tools.http, tools.shell))

@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from halter.autonomy.hot_state import HotState, LiveFacts
 from halter.autonomy.pace import AutonomousPace, PaceTerms
-from halter.config.run_limits import narrow_policy
+from halter.config.run_limits import NO_RUN_SETTINGS, narrow_policy
 from halter.config.sections import compile_gate
 from halter.core.ids import session_stream
 from halter.core.messages import AnonymizationPolicy, Model, Text
@@ -28,7 +28,7 @@ from halter.loop.session_runtime import SessionRuntime
 from halter.loop.session_waits import WaitListener
 from halter.policy.hours import parse_active_hours
 from halter.provenance.check import ProvenanceCheck, choose_provenance_mode
-from halter.runtime.agent_context import NO_RUN_SETTINGS, AgentContext, Models, apply_run_settings
+from halter.runtime.agent_context import AgentContext, Models, apply_run_settings
 from halter.runtime.assembly.assembled_agent import AssembledAgent
 from halter.runtime.session_origin import SessionOrigin, find_session_origin
 from halter.runtime.session_verbs import TaskTools

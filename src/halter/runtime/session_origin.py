@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from halter.config.run_limits import NO_RUN_SETTINGS, RunSettings
 from halter.core.errors import ConfigError
 from halter.core.events import SESSION_FORMAT, ContextGiven, PhaseEntered, RequestSettled, SessionStarted
 from halter.core.ids import Digest, session_stream
@@ -15,14 +16,14 @@ from halter.core.ports import Draft, Query, Store, Stored, load_body, offload_bo
 from halter.core.rows import ItemRow, SessionRow, StreamRow
 from halter.core.text import decode_body, encode_body, shorten
 from halter.core.vocabulary import ActionLimit, SessionKind
-from halter.runtime.agent_context import NO_RUN_SETTINGS, AgentContext, RunSettings
+from halter.runtime.agent_context import AgentContext
 from halter.runtime.document_index import read_message_files
 from halter.spec.triggers import AnyTrigger
 from halter.state.trigger_records import find_trigger_row, read_trigger_record
 from halter.tasks.retrieve import DocumentRef
 
 if TYPE_CHECKING:
-    from halter.models.input_files import File
+    from halter.core.tools import File
 
 
 class SessionOrigin(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from halter.autonomy.upkeep import ExhaustedSession
+from halter.config.run_limits import NO_RUN_SETTINGS, RunSettings
 from halter.core.codec import decode
 from halter.core.errors import ConfigError
 from halter.core.events import ContextGiven, CostCapReached, HistoryGiven, PhaseEntered, SessionStarted, TurnEnded
@@ -29,15 +30,7 @@ from halter.loop.session_waits import WaitListener
 from halter.loop.transcript_reader import has_denial, number_calls, read_past
 from halter.policy.evaluation import ResolvedPolicy
 from halter.redaction.redact import mask_message
-from halter.runtime.agent_context import (
-    LEASE_WAIT_TIMEOUT,
-    NO_RUN_SETTINGS,
-    AgentContext,
-    RunSettings,
-    make_guard,
-    models_of,
-    store_policy,
-)
+from halter.runtime.agent_context import LEASE_WAIT_TIMEOUT, AgentContext, make_guard, models_of, store_policy
 from halter.runtime.assembly.assembled_agent import AssembledAgent
 from halter.runtime.assembly.unattended_tools import list_playbook_flaws
 from halter.runtime.document_index import draft_files

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from halter.config.agent_files import read_agent
-from halter.config.definition_record import definition_digest
-from halter.config.resolve import ResolvedAgent, resolve_agent
+from halter.config.definition import AgentDefinition, definition_digest
+from halter.config.resolve import resolve_agent
 from halter.config.roots import (
     check_protected_roots,
     find_writable_folders,
@@ -56,7 +56,7 @@ from halter.tasks.task_tools import list_verb_specs
 NO_SECRETS: Final[frozenset[str]] = frozenset()
 
 
-class AssembledAgent(ResolvedAgent, frozen=True, kw_only=True):
+class AssembledAgent(AgentDefinition, frozen=True, kw_only=True):
     """A resolved agent with its tools. Without a model it can only run playbooks.
 
     `unavailable_tools` says which tools of its servers cannot be used, and why. `folder_digest` is the digest of its

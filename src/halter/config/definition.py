@@ -1,22 +1,63 @@
-"""What a store keeps of an agent's definition: a digest of its files, and its content without keys and names."""
+"""The definition of an agent: its resolved configuration, what a store records of it, and the digest of its files.
+
+A definition is pure: it is read once, from files or from a program's options, and opens nothing.
+"""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
+from msgspec import Struct, field
 from msgspec.structs import asdict
 
-from halter.config.resolve import ResolvedAgent
 from halter.config.roots import list_guidance_files
-from halter.config.yaml_reader import MAX_BYTES
+from halter.config.yaml_reader import MAX_BYTES, KeyPath
 from halter.core.clock import MINUTE
 from halter.core.tools import find_secret_names
+from halter.policy.evaluation import ResolvedPolicy
+from halter.spec.autonomy import Pacing
 from halter.spec.forms import BY_KEY, Spec
+from halter.spec.models import BrainSpec
+from halter.spec.playbook import Playbook
 from halter.spec.sensors import AnySensor
+from halter.spec.skills import Skill
+from halter.spec.tasks import Tasks
+
+LocateValue = Callable[[KeyPath], str]
+
+
+class AgentDefinition(Struct, frozen=True, kw_only=True):
+    """The checked configuration of an agent and its fleet, with every default filled in.
+
+    `source_folder` is the agent's folder; an agent that is defined in a program has none. `notes` say what of its files
+    is left out. `locate_script` and `locate_reflex` locate replies and rules for error messages.
+    """
+
+    policy: ResolvedPolicy
+    model_settings: BrainSpec = field(default_factory=BrainSpec)
+    pacing: Pacing = field(default_factory=Pacing)
+    tasks: Tasks = field(default_factory=Tasks)
+    skills: Mapping[str, Skill] = {}
+    playbooks: Mapping[str, Playbook] = {}
+    source_folder: Path | None = None
+    notes: tuple[str, ...] = ()
+    locate_script: LocateValue = lambda _: "the agent"
+    locate_reflex: LocateValue = lambda _: "the agent"
+
+    def models(self) -> Iterator[str]:
+        settings = self.model_settings
+        yield from (name for name in (settings.model, *settings.fallback_models, *settings.model_for.values()) if name)
+        yield from self.pacing.models()
+        yield from self.tasks.review.judges
+
+    def parts(self) -> dict[str, Any]:
+        """Return the fields by name, for a subclass that adds fields."""
+        return {name: getattr(self, name) for name in AgentDefinition.__struct_fields__}
+
 
 HIDDEN_VALUE: Final = "…"
 _DECLARATION_FOLDERS: Final = ("playbooks", ".agents", ".claude/skills")
@@ -62,7 +103,7 @@ def _content(path: Path) -> bytes:
         return b"unreadable"
 
 
-def redact_definition(agent: ResolvedAgent) -> Mapping[str, Any]:
+def redact_definition(agent: AgentDefinition) -> Mapping[str, Any]:
     """Return what a store records of an agent, without plain keys and personal names."""
     pacing, tasks = asdict(agent.pacing), asdict(agent.tasks)
     channels = [_write_kind(channel, _CHANNEL_DEFAULTS) for channel in agent.tasks.notify.channels]
