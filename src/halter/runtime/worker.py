@@ -31,7 +31,7 @@ from halter.dispatch.dispatcher import (
 from halter.dispatch.heartbeat import HEARTBEAT_INTERVAL, StoreClock
 from halter.guard.request import MODEL_REQUEST_TIMEOUT
 from halter.loop.observer import LoopObserver
-from halter.runtime.agent_context import AgentContext
+from halter.runtime.agent_runtime import AgentRuntime
 from halter.runtime.runtime import PRICES_ACTOR, Runtime, describe_price_update, sync_store_clock, update_prices
 from halter.runtime.session_builder import LiveSession, build_live_session
 from halter.runtime.session_origin import build_handover
@@ -57,23 +57,23 @@ def ignore_pulse(_: str, __: str, ___: Mapping[str, Any]) -> None:
 class AutonomousAgent:
     """Runs the sessions of one agent in this process."""
 
-    def __init__(self, context: AgentContext, folder: Path, pulse: PulseListener = ignore_pulse) -> None:
-        self.context = context
+    def __init__(self, agent: AgentRuntime, folder: Path, pulse: PulseListener = ignore_pulse) -> None:
+        self.context = agent
         self.snapshots: dict[SessionId, Callable[[], bytes]] = {}
         self._folder = folder
         self._pulse = pulse
-        self._resident = bool(context.agent.pacing.sensors)
+        self._resident = bool(agent.definition.pacing.sensors)
         self._resting: dict[SessionId, tuple[int, LiveSession]] = {}
 
     @property
     def name(self) -> str:
-        return self.context.agent.policy.name
+        return self.context.policy.name
 
     def find_time_limit(self, flight: InFlight) -> int:
         """Return how long a call or request in flight may take. Effects inside a verb have their own limits."""
         if not flight.is_call:
             return MODEL_REQUEST_TIMEOUT
-        tool = self.context.agent.tools.get(flight.name)
+        tool = self.context.tools.get(flight.name)
         return DEFAULT_TOOL_TIMEOUT if tool is None else tool.spec.timeout
 
     async def begin_session(self, number: int, follows: str = "", because: str = "") -> SessionId:
@@ -291,13 +291,13 @@ class WorkerState:
     def agents(self) -> AgentConcurrency:
         """Return the agents whose sessions are claimed here, with their concurrency across all workers."""
         return {
-            name: agent.context.agent.tasks.concurrency
+            name: agent.context.definition.tasks.concurrency
             for name, agent in self._agents.items()
             if name not in self._waiting
         }
 
     def versions(self) -> Mapping[str, str]:
-        return {name: agent.context.agent.folder_digest for name, agent in self._agents.items()}
+        return {name: agent.context.folder_digest for name, agent in self._agents.items()}
 
     def leases(self) -> frozenset[Lease]:
         return self._sessions.leases()

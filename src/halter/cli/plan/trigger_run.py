@@ -17,8 +17,8 @@ async def run_trigger(
 ) -> tuple[SessionRow, bool]:
     """Run a trigger; return its session, and whether it ran in this process."""
     async with open_agent_context(app, folder) as context:
-        if context.agent.policy.name != agent:
-            fail(f"{folder} is the folder of {context.agent.policy.name}, not of {agent}.", EXIT_USAGE)
+        if context.policy.name != agent:
+            fail(f"{folder} is the folder of {context.policy.name}, not of {agent}.", EXIT_USAGE)
         session = await run_now(context, folder, trigger, file)
         if not quiet:
             print_sentence(f"Session {session}", at_once=True)

@@ -30,7 +30,7 @@ from halter.operations.actor import Actor, Principal
 from halter.operations.agents import is_waiting_for_answer
 from halter.operations.decisions import get_open_decision
 from halter.present.tables import describe_next_due
-from halter.runtime.agent_context import AgentContext
+from halter.runtime.agent_runtime import AgentRuntime
 from halter.runtime.runtime import Runtime
 from halter.runtime.session_builder import find_autonomous_session
 from halter.runtime.session_start import resume_delegation
@@ -51,9 +51,7 @@ async def chat_by_line(
             has_session=bool(resume), has_open_question=bool(resume) and await is_waiting_for_answer(app, session)
         )
         if not as_json:
-            print_sentence(
-                f"Session {session}, with {context.agent.policy.name}. Ctrl-D or /quit leaves.", at_once=True
-            )
+            print_sentence(f"Session {session}, with {context.policy.name}. Ctrl-D or /quit leaves.", at_once=True)
             await _report_running(app, context)
         try:
             if resume:
@@ -126,7 +124,7 @@ async def _run_interruptible(answering: Coroutine[Any, Any, None], chat_state: C
 
 async def _answer_line(
     app: Runtime,
-    context: AgentContext,
+    context: AgentRuntime,
     session: SessionId,
     line: str,
     line_reader: LineReader,
@@ -166,7 +164,7 @@ async def _answer_line(
 
 
 async def _resume_sub_sessions(
-    app: Runtime, context: AgentContext, session: SessionId, line_reader: LineReader, *, as_json: bool
+    app: Runtime, context: AgentRuntime, session: SessionId, line_reader: LineReader, *, as_json: bool
 ) -> None:
     """Resume the sub-sessions that were running."""
     screen = Screen(quiet=as_json)
@@ -181,7 +179,7 @@ async def _resume_sub_sessions(
         await prompt.end()
 
 
-async def _report_running(app: Runtime, context: AgentContext) -> None:
+async def _report_running(app: Runtime, context: AgentRuntime) -> None:
     autonomous = await find_autonomous_session(context)
     if autonomous is not None and autonomous.ended_at is None:
         next_due = describe_next_due(autonomous, app.clock.now())

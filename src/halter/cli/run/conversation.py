@@ -27,7 +27,7 @@ from halter.loop.observer import LoopObserver
 from halter.operations.agents import is_waiting_for_answer, speaking_with
 from halter.operations.queries import read_all_events
 from halter.present.events import format_moment
-from halter.runtime.agent_context import AgentContext
+from halter.runtime.agent_runtime import AgentRuntime
 from halter.runtime.message_router import ForwardedMessage, SubSessionObserver, handle_message, send_message
 from halter.runtime.runtime import Runtime
 from halter.runtime.session_origin import read_initial_messages
@@ -127,7 +127,7 @@ class FrontDoorAnswer(msgspec.Struct, frozen=True):
 
 
 async def pass_front_door(
-    context: AgentContext,
+    context: AgentRuntime,
     session: SessionId,
     text: str,
     kind: SessionKind,
@@ -208,19 +208,19 @@ async def run_task(
             raise
 
 
-async def _begin_with_files(context: AgentContext, session: SessionId, text: str, files: Sequence[Path]) -> None:
+async def _begin_with_files(context: AgentRuntime, session: SessionId, text: str, files: Sequence[Path]) -> None:
     """Start a session with files. Only the model can answer it, so the front door is skipped."""
     history = await read_initial_messages(context, (), files)
     await begin_session(context, text, "task", session, history=history)
 
 
 @asynccontextmanager
-async def open_agent_context(app: Runtime, folder: Path) -> AsyncGenerator[AgentContext]:
+async def open_agent_context(app: Runtime, folder: Path) -> AsyncGenerator[AgentRuntime]:
     async with trace_process(app, warn), speaking_with(app, folder, warn) as context:
         yield context
 
 
-async def resume_session(app: Runtime, context: AgentContext, prefix: str) -> SessionId:
+async def resume_session(app: Runtime, context: AgentRuntime, prefix: str) -> SessionId:
     row = await find_session_by_prefix(app, prefix)
     if row.ended_at is not None and not can_decide(app.settings.person):
         raise ConfigError("Only a person can reopen an ended session; this command runs inside an agent.")
@@ -229,7 +229,7 @@ async def resume_session(app: Runtime, context: AgentContext, prefix: str) -> Se
 
 
 async def attend_with_screen(
-    context: AgentContext,
+    context: AgentRuntime,
     session: SessionId,
     screen: Screen,
     on_wait: Any = None,

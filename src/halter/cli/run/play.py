@@ -27,7 +27,7 @@ from halter.core.text import clean, shorten
 from halter.core.vocabulary import State
 from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.guard.ledger import read_budget
-from halter.runtime.assembly.assembled_agent import assemble_agent
+from halter.runtime.assembly.folder_agent import open_folder_agent
 from halter.runtime.runtime import Runtime
 from halter.runtime.session_start import begin_playbook, resume_playbook
 from halter.runtime.telemetry.tracer import trace_process
@@ -68,17 +68,15 @@ def play(
         if not as_json:
             own_cap = resolve_policy(app.fleet, read_agent(folder)).caps.session.max_cost_usd
             print_sentence(await _describe_cap(app, own_cap, steps, resumed_session), at_once=True)
-        async with trace_process(app, warn), assemble_agent(app, folder, report=warn) as assembled_agent:
+        async with trace_process(app, warn), open_folder_agent(app, folder, report=warn) as assembled_agent:
             for sentence in assembled_agent.unavailable_tools:
                 warn(sentence)
-            session = (
-                resumed_session if steps is None else await begin_playbook(app, assembled_agent, steps, input_values)
-            )
+            session = resumed_session if steps is None else await begin_playbook(assembled_agent, steps, input_values)
             if not as_json:
                 print_sentence(f"Session {session}", at_once=True)
             try:
                 return session, await resume_playbook(
-                    app, assembled_agent, session, _ignore_step if as_json else show_step, _announce_wait
+                    assembled_agent, session, _ignore_step if as_json else show_step, _announce_wait
                 )
             except asyncio.CancelledError:
                 warn(f"{resume_hint} {session}")

@@ -8,7 +8,7 @@ from halter.cli.command import (
     run_with_app,
 )
 from halter.cli.output import answer_json, answer_table, warn
-from halter.runtime.assembly.assembled_agent import assemble_agent
+from halter.runtime.assembly.folder_agent import open_folder_agent
 from halter.runtime.runtime import Runtime
 from halter.tasks.task_tools import list_verb_specs
 
@@ -26,11 +26,11 @@ def tools(agent: AgentArgument, *, store: StoreOption = None, as_json: JsonOptio
     folder = resolve_agent_folder(agent)
 
     async def job(app: Runtime) -> "tuple[list[tuple[str, Declaration]], tuple[ProviderTool, ...]]":
-        async with assemble_agent(app, folder, report=warn) as assembled_agent:
+        async with open_folder_agent(app, folder, report=warn) as assembled_agent:
             specs = (*(each.spec for each in assembled_agent.tools.values()), *list_verb_specs())
             return [
                 (spec.name, assembled_agent.policy.declaration(spec)) for spec in specs
-            ], assembled_agent.model_settings.provider_tools
+            ], assembled_agent.definition.model_settings.provider_tools
 
     declarations, provider_tools = run_with_app(store, job, new=True, runs_agents=True)
     if as_json:
