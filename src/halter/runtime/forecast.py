@@ -39,6 +39,8 @@ from halter.core.rows import SessionRow, TriggerRow
 from halter.core.schedules import Timing, count_ticks, explain_timing
 from halter.core.usage import ModelName, Unpriced, runs_locally
 from halter.guard.ledger import read_budget
+from halter.models.price_tables import make_prices
+from halter.models.providers import make_model
 from halter.policy.evaluation import ResolvedPolicy
 from halter.policy.store_policy import lower_caps_to_policy
 from halter.runtime.assembly.folder_code import OWN_TOOLS
@@ -231,9 +233,6 @@ def _costs_nothing(name: str, agent: AgentDefinition, environ: Mapping[str, str]
     if not runs_locally(model, url):
         return False
     # Slow to import, and needed only for local models.
-    from halter.models.price_tables import make_prices
-    from halter.models.providers import make_model
-
     if model.provider not in {SCRIPTED, REFLEX}:
         try:
             url = make_model(name, agent.model_settings.providers, environ.get).base_url

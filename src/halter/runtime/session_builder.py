@@ -26,6 +26,7 @@ from halter.loop.observer import NO_LIVE_CONTEXT, NO_OBSERVER, LoopObserver
 from halter.loop.prompt import LoopSettings
 from halter.loop.session_runtime import SessionRuntime
 from halter.loop.session_waits import WaitListener
+from halter.models.providers import estimate_window
 from halter.policy.hours import parse_active_hours
 from halter.provenance.check import ProvenanceCheck, choose_provenance_mode
 from halter.runtime.agent_runtime import AgentRuntime, apply_run_settings
@@ -292,8 +293,6 @@ def _list_offered_tools(agent: AgentRuntime, tools: Mapping[str, Tool], phase: P
 
 def _window(agent: AgentRuntime, models: tuple[Model, ...], kind: SessionKind) -> int:
     """Return the context window in tokens: the configured one, or the smallest of the models."""
-    from halter.models.providers import estimate_window
-
     if agent.definition.model_settings.context_window:
         return agent.definition.model_settings.context_window
     smallest = min(estimate_window(model.name, model.base_url) for model in models)

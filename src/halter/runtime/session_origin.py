@@ -16,6 +16,8 @@ from halter.core.ports import Draft, Query, Store, Stored, load_body, offload_bo
 from halter.core.rows import ItemRow, SessionRow, StreamRow
 from halter.core.text import decode_body, encode_body, shorten
 from halter.core.vocabulary import ActionLimit, SessionKind
+from halter.models.pydantic_messages import read_history
+from halter.models.wire import WireModel
 from halter.runtime.agent_runtime import AgentRuntime
 from halter.runtime.document_index import read_message_files
 from halter.spec.triggers import AnyTrigger
@@ -157,8 +159,6 @@ async def read_initial_messages(
     agent: AgentRuntime, history: Sequence[Any], files: "Sequence[File | str | Path]"
 ) -> tuple[Message, ...]:
     """Read the messages and files that a session begins with."""
-    from halter.models.pydantic_messages import read_history
-
     messages = read_history(history)
     return (*messages, await read_files(agent, files)) if files else messages
 
@@ -169,7 +169,6 @@ async def read_files(agent: AgentRuntime, files: "Sequence[File | str | Path]") 
     Raises ConfigError for files of an agent that anonymizes: names in a picture cannot be hidden from a model.
     """
     from halter.models.input_files import explain_unheard
-    from halter.models.wire import WireModel
 
     if agent.definition.tasks.anonymize is not None:
         raise ConfigError(

@@ -23,6 +23,7 @@ from halter.core.tools import DEFAULT_TOOL_TIMEOUT
 from halter.dispatch.dispatcher import (
     DEFAULT_CONCURRENCY,
     DUE_POLLING_INTERVAL,
+    DistributedDispatcher,
     EmbeddedDispatcher,
     RunningSessions,
     find_version_in_force,
@@ -40,6 +41,7 @@ from halter.runtime.session_sensors import SessionSensors, make_fetch_tools
 from halter.runtime.session_start import Predecessor, begin_session, is_playbook_run, run_leased_playbook
 from halter.state.session import InFlight
 from halter.tasks.conversation import Conclusion
+from halter_agents import VERSION
 
 MAX_REMEMBERED_SESSIONS: Final = 50
 """Maximum number of parked sessions in memory."""
@@ -238,7 +240,6 @@ def make_embedded_mode(kind: str = "up") -> DispatchMode:
 
 def make_distributed_mode(url: str, clock: Clock, concurrency: int, drain: int = DRAIN_TIMEOUT) -> DispatchMode:
     """Make the mode of a worker, which gets tickets from the queue that all workers of a PostgreSQL store share."""
-    from halter.dispatch.dispatcher import DistributedDispatcher
     from halter.dispatch.ticket_queue import ProcrastinateQueue, prepare_queue_tables
 
     prepare_queue_tables(url)
@@ -309,8 +310,6 @@ class WorkerState:
         return {session: snapshot() for agent in self._agents.values() for session, snapshot in agent.snapshots.items()}
 
     def describe(self) -> str:
-        from halter_agents import VERSION
-
         info = WorkerInfo(
             kind=self._mode.kind,
             version=VERSION,
