@@ -141,7 +141,7 @@ async def _serve(folder: Path) -> None:
 
 
 async def _turns(app: Any, folder: Path) -> list[float]:
-    from halter.cli.talk import open_agent_context
+    from halter.cli.run.conversation import open_agent_context
     from halter.runtime.session_runner import attend_session
     from halter.runtime.session_start import begin_session
 

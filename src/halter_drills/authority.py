@@ -17,8 +17,7 @@ import msgspec
 from halter.core.errors import ConfigError
 from halter.core.ids import make_worker_id
 from halter.dispatch.heartbeat import renew_leases
-from halter.runtime.agent_context import AgentContext, models_of
-from halter.runtime.assembly.assembled_agent import assemble_agent
+from halter.runtime.assembly.folder_agent import open_folder_agent
 from halter.runtime.assembly.protected_paths import ProtectedPathsFactory, list_protected_paths
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.session_runner import attend_session
@@ -123,13 +122,13 @@ async def _try_attempt(workspace: Workspace, home: Path, attempt: Attempt, *, te
 
 async def _act(app: Runtime, home: Path, attempt: Attempt, protects: ProtectedPathsFactory) -> Mapping[str, bytes]:
     """Load the agent, change the disk, and let its model try; return the files as they were before it tried."""
-    async with assemble_agent(app, home / "clerk", protects=protects) as agent, models_of(app, agent) as models:
+    async with open_folder_agent(app, home / "clerk", protects=protects) as agent:
         if attempt.happens is not None:
             attempt.happens(home)
         before, worker = read_files(home), make_worker_id("drill", app.ids)
         async with renew_leases(app.store, app.clock, worker):
-            context = AgentContext(app, agent, models, worker)
-            await attend_session(context, await begin_session(context, "Go.", "task"))
+            attended = msgspec.structs.replace(agent, worker=worker)
+            await attend_session(attended, await begin_session(attended, "Go.", "task"))
         return before
 
 

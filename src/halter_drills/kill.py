@@ -20,6 +20,7 @@ from typing import Final
 
 import msgspec
 
+from halter.config.definition import AgentDefinition
 from halter.core.clock import SECOND, SystemClock
 from halter.core.ids import SessionId, SortableIds, StreamId, session_stream
 from halter.guard.approvals import PendingDecision, answer_decision, list_pending_decisions
@@ -28,7 +29,7 @@ from halter.journal.checkpoints import Checkpointer
 from halter.journal.engine import Engine
 from halter.journal.memory import MemoryEngine
 from halter.journal.store import JournalStore
-from halter.runtime.assembly.assembled_agent import AssembledAgent
+from halter.runtime.agent_runtime import AgentRuntime, make_agent_runtime
 from halter.runtime.runtime import Runtime, use_local_policy
 from halter.runtime.session_start import begin_playbook, resume_playbook
 from halter.settings import Settings
@@ -92,7 +93,7 @@ class PlayShop(EffectFile):
 
     careless: bool = False
 
-    def agent(self) -> AssembledAgent:
+    def agent(self, app: Runtime) -> AgentRuntime:
         """Make an agent with a read, an idempotent write and a plain write."""
 
         async def inspect(order: int, key: CallKey) -> str:
@@ -105,7 +106,8 @@ class PlayShop(EffectFile):
             return self.record("pay", order, str(key))
 
         tools = (tool(inspect, effect="read"), tool(put, idempotent=True), tool(pay, idempotent=self.careless))
-        return AssembledAgent(policy=policy_of(), tools={each.spec.name: each for each in tools}, secrets=NO_SECRETS)
+        tools_by_name = {each.spec.name: each for each in tools}
+        return make_agent_runtime(app, AgentDefinition(policy=policy_of()), tools_by_name, NO_SECRETS)
 
 
 def app_on(real: Engine, folder: Path) -> Runtime:
@@ -118,20 +120,20 @@ def app_on(real: Engine, folder: Path) -> Runtime:
 
 
 async def playing_victim(pipe: Pipe, url: str, shop: PlayShop, death: Death) -> None:
-    agent, clock = shop.agent(), SystemClock()
+    clock = SystemClock()
     beginning = app_on(engine(url, clock, NO_LEASE), shop.file.parent)
-    session = await begin_playbook(beginning, agent, PLAYBOOK, {})
+    session = await begin_playbook(shop.agent(beginning), PLAYBOOK, {})
     await beginning.store.close()
     pipe.send(session)
     mortal = app_on(dying(engine(url, clock, NO_LEASE), death, pipe), shop.file.parent)
-    await resume_playbook(mortal, agent, session, unseen)
+    await resume_playbook(shop.agent(mortal), session, unseen)
     signal.pause()
 
 
 async def playing_heir(pipe: Pipe, url: str, shop: PlayShop, session: str) -> None:
     app = app_on(engine(url, SystemClock(), NO_LEASE), shop.file.parent)
     try:
-        pipe.send((await resume_playbook(app, shop.agent(), SessionId(session), unseen)).state)
+        pipe.send((await resume_playbook(shop.agent(app), SessionId(session), unseen)).state)
     finally:
         await app.store.close()
 
@@ -146,8 +148,9 @@ async def count_effects(folder: Path) -> int:
     shop = PlayShop(folder / "uncounted")
     memory = MemoryEngine(now=clock.now, new_id=SortableIds(clock.now).make)
     app = app_on(memory, folder)
-    session = await begin_playbook(app, shop.agent(), PLAYBOOK, {})
-    await resume_playbook(app_on(watch_engine(memory, commit, commit), folder), shop.agent(), session, unseen)
+    session = await begin_playbook(shop.agent(app), PLAYBOOK, {})
+    watched = app_on(watch_engine(memory, commit, commit), folder)
+    await resume_playbook(shop.agent(watched), session, unseen)
     return commits
 
 

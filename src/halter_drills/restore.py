@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, cast
 
 import msgspec
 
+from halter.config.definition import AgentDefinition
 from halter.core.errors import StoreUnusable
 from halter.core.ids import SessionId
 from halter.core.money import Cap, Caps, format_exact_micros, usd_to_micros
@@ -26,7 +27,7 @@ from halter.guard.call_answer import ApprovalRequired
 from halter.journal.verify import verify_store
 from halter.operations import control, decisions, journal
 from halter.operations.actor import Actor, Principal
-from halter.runtime.assembly.assembled_agent import AssembledAgent
+from halter.runtime.agent_runtime import AgentRuntime, make_agent_runtime
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.session_start import begin_playbook, resume_playbook
 from halter.settings import Settings
@@ -162,7 +163,7 @@ class RestoreShop(EffectFile):
 
     meanwhile: Callable[[], object] = field(default=str)
 
-    def agent(self) -> AssembledAgent:
+    def agent(self, app: Runtime) -> AgentRuntime:
         """Make an agent that can inspect freely, pay up to its cap, and wire with approval."""
 
         async def inspect(order: int) -> str:
@@ -183,7 +184,8 @@ class RestoreShop(EffectFile):
         policy = msgspec.structs.replace(
             policy_of(), caps=Caps(session=Cap(None), agent=(Cap(CAP, "month"),), fleet=())
         )
-        return AssembledAgent(policy=policy, tools={each.spec.name: each for each in tools}, secrets=NO_SECRETS)
+        tools_by_name = {each.spec.name: each for each in tools}
+        return make_agent_runtime(app, AgentDefinition(policy=policy), tools_by_name, NO_SECRETS)
 
 
 class RestoredStore(msgspec.Struct, frozen=True):
@@ -234,23 +236,24 @@ def run(setting: Setting) -> DrillResult:
 
 async def _spend_and_deny(restored_store: RestoredStore, rng: random.Random) -> list[Copy]:
     """Spend the cap, deny a call, halt the fleet, and copy the store after each. The last copies are complete."""
-    shop, copies, agent = restored_store.shop, list[Copy](), restored_store.shop.agent()
+    shop, copies = restored_store.shop, list[Copy]()
 
     def copy_store(moment: str) -> None:
         copies.extend(copies_of(restored_store.workspace, moment, restored_store.folder / "copies" / str(len(copies))))
 
     async with open_runtime(restored_store.settings, lease=NO_LEASE) as app:
-        await _looks(app, agent, rng)
+        agent = shop.agent(app)
+        await _looks(agent, rng)
         copy_store("before anything was spent")
-        await _play(app, agent, "pay", 1)
-        await _looks(app, agent, rng)
+        await _play(agent, "pay", 1)
+        await _looks(agent, rng)
         copy_store("after the first payment")
         shop.meanwhile = lambda: copy_store("in the middle of the second payment")
-        await _play(app, agent, "pay", 2)
+        await _play(agent, "pay", 2)
         shop.meanwhile = str
         copy_store("after the second payment")
-        await _deny(app, agent, lambda: copy_store("while the question waited"))
-        await _looks(app, agent, rng)
+        await _deny(agent, lambda: copy_store("while the question waited"))
+        await _looks(agent, rng)
         copy_store("after the call was denied")
         await control.halt(Actor(app, Principal(PERSON)), "fleet", "the drill")
         copy_store("after the fleet was halted")
@@ -259,17 +262,17 @@ async def _spend_and_deny(restored_store: RestoredStore, rng: random.Random) -> 
     return copies
 
 
-async def _looks(app: Runtime, agent: AssembledAgent, rng: random.Random) -> None:
+async def _looks(agent: AgentRuntime, rng: random.Random) -> None:
     for _ in range(rng.randint(0, MAX_READS)):
-        await _play(app, agent, "inspect", 0)
+        await _play(agent, "inspect", 0)
 
 
-async def _play(app: Runtime, agent: AssembledAgent, tool_name: ShopTool, order: int) -> None:
-    await resume_playbook(app, agent, await begin_playbook(app, agent, _playbook(tool_name, order), {}), unseen)
+async def _play(agent: AgentRuntime, tool_name: ShopTool, order: int) -> None:
+    await resume_playbook(agent, await begin_playbook(agent, _playbook(tool_name, order), {}), unseen)
 
 
-async def _deny(app: Runtime, agent: AssembledAgent, on_question: Callable[[], None]) -> None:
-    session = await begin_playbook(app, agent, _playbook("wire", DENIED), {})
+async def _deny(agent: AgentRuntime, on_question: Callable[[], None]) -> None:
+    session = await begin_playbook(agent, _playbook("wire", DENIED), {})
     waiting: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def waits(approval: ApprovalRequired, _: object) -> None:
@@ -277,10 +280,10 @@ async def _deny(app: Runtime, agent: AssembledAgent, on_question: Callable[[], N
             waiting.set_result(approval.decision)
 
     async with asyncio.TaskGroup() as group:
-        group.create_task(resume_playbook(app, agent, session, unseen, waits))
+        group.create_task(resume_playbook(agent, session, unseen, waits))
         decision = await waiting
         on_question()
-        await decisions.deny(Actor(app, Principal(PERSON)), decision)
+        await decisions.deny(Actor(agent.app, Principal(PERSON)), decision)
 
 
 def _playbook(tool_name: ShopTool, order: int) -> Playbook:
@@ -307,22 +310,22 @@ async def _try_copy(restored_store: RestoredStore, copy: Copy, *, missing: bool)
 
 async def _start_again(restored_store: RestoredStore) -> bool:
     """Restart on the copy; return True if the store was refused."""
-    agent = restored_store.shop.agent()
 
     def raise_answer_required(*_: object) -> None:
         raise AnswerRequired
 
     try:
         async with open_runtime(restored_store.settings, lease=NO_LEASE, allow_older_copy=restored_store.blind) as app:
+            agent = restored_store.shop.agent(app)
             for decision in await list_pending_decisions(app.store, app.clock.now()):
                 await decisions.approve(Actor(app, Principal("bob")), decision.decision, decisions.ApprovalTerms())
                 with suppress(AnswerRequired):
-                    await resume_playbook(app, agent, SessionId(decision.session), unseen, raise_answer_required)
+                    await resume_playbook(agent, SessionId(decision.session), unseen, raise_answer_required)
             for tool_name in ("inspect", "pay"):
                 # A payment in flight in the copy may hold the remaining money.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(PAYMENT_TIMEOUT_SECONDS):
-                        await _play(app, agent, tool_name, 4)
+                        await _play(agent, tool_name, 4)
     except StoreUnusable:
         return True
     return False
@@ -351,10 +354,10 @@ async def _accept(restored_store: RestoredStore, *, is_new_store: bool) -> list[
         if is_new_store or any(char.isdigit() for char in missing)
         else [f"the message does not count the missing data: {missing}"]
     )
-    effect_count, agent = len(restored_store.shop.effects()), restored_store.shop.agent()
+    effect_count = len(restored_store.shop.effects())
     try:
         async with open_runtime(restored_store.settings, lease=NO_LEASE) as app:
-            await _play(app, agent, "inspect", 5)
+            await _play(restored_store.shop.agent(app), "inspect", 5)
             report = await verify_store(app.store, restored_store.checkpoints)
     except StoreUnusable as error:
         return [*wrong, f"refused after a person accepted it: {error}"]

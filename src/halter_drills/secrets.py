@@ -28,6 +28,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from halter.config.definition import AgentDefinition
 from halter.core.errors import ConfigError, ModelRejected
 from halter.core.ids import WorkerId
 from halter.core.messages import Message, Prompt, Reply, Text, TextListener, ToolCall, ToolResult
@@ -40,8 +41,7 @@ from halter.guard.request import ModelRequest
 from halter.redaction.redact import Redactor
 from halter.redaction.secrets import SECRET_PREFIX, GivenSecrets
 from halter.redaction.stream_redactor import StreamRedactor
-from halter.runtime.agent_context import make_guard
-from halter.runtime.assembly.assembled_agent import AssembledAgent
+from halter.runtime.agent_runtime import make_agent_runtime, make_guard
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.session_start import begin_playbook
 from halter.settings import Settings
@@ -529,9 +529,10 @@ class LeakyAgent:
     async def play_with(self, text: str) -> str:
         """Start a playbook with a secret as input, which must be rejected."""
         step = Step("echo", b'{"text":"${inputs.text}"}')
-        agent = AssembledAgent(policy=self._policy, tools=self._tools, secrets=self._secrets)
+        definition = AgentDefinition(policy=self._policy)
+        agent = make_agent_runtime(self._app, definition, self._tools, self._secrets)
         try:
-            return await begin_playbook(self._app, agent, Playbook((step,), "playbook.yaml", ("text",)), {"text": text})
+            return await begin_playbook(agent, Playbook((step,), "playbook.yaml", ("text",)), {"text": text})
         except ConfigError as refused:
             return str(refused)
 

@@ -195,7 +195,9 @@ async def test_what_an_agent_hides_from_models_it_hides_also_where_a_server_asks
         (session,) = desk.gateway.sessions.values()
         script_line = ScriptLine(reply=Reply((Text("of the sea", "model", trusted=False),), "end", None))
         model = Scripted([script_line], desk.app.clock, ModelName("anthropic", "claude-sonnet-4-5"))
-        session.terms = replace(session.terms, models=cast("Any", OneModel(model)))
+        owner = session.terms.owner
+        agent = replace(owner.agent, models=cast("Any", OneModel(model)))
+        session.terms = replace(session.terms, owner=replace(owner, agent=agent))
         text = text_of(await client.call_tool(f"{server}__think", {"about": "Ada Lovelace, ada@example.com"}))
         assert text == "it thinks of the sea"
         assert "Lovelace" not in str(model.requests)

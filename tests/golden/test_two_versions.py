@@ -27,8 +27,7 @@ from halter.external.guard import SessionInUse
 from halter.journal.engine import Engine
 from halter.journal.open import open_store
 from halter.journal.verify import verify_store
-from halter.runtime.agent_context import AgentContext, models_of
-from halter.runtime.assembly.assembled_agent import assemble_agent
+from halter.runtime.assembly.folder_agent import open_folder_agent
 from halter.runtime.session_runner import attend_session
 from halter.runtime.session_start import begin_session, post_message, reopen_agent_session
 from halter.state import lifecycle
@@ -239,8 +238,8 @@ async def test_a_chat_with_a_session_of_a_newer_version_is_refused_with_the_prog
 ) -> None:
     fleet = Fleet(world, tmp_path)
     folder = fleet.agent("desk", ANSWERS)
-    async with assemble_agent(fleet.app, folder) as agent, models_of(fleet.app, agent, None) as models:
-        context = AgentContext(fleet.app, agent, models, WorkerId("talk"), rng=random.Random(1))
+    async with open_folder_agent(fleet.app, folder, WorkerId("talk")) as agent:
+        context = msgspec.structs.replace(agent, rng=random.Random(1))
         chat = await begin_session(context, "Are you there?", "chat")
         await attend_session(context, chat)
         new = newer(world)

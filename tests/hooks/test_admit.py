@@ -12,8 +12,7 @@ from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.guard.prepare import Call
 from halter.hooks.tools import HookedTool
 from halter.redaction.secrets import GivenSecrets
-from halter.runtime.agent_context import make_guard
-from halter.runtime.assembly.assembled_agent import AssembledAgent
+from halter.runtime.agent_runtime import make_agent_runtime, make_guard
 from halter.state.lifecycle import start_session
 from halter.state.session import InFlight
 from halter.system.protected_paths import NO_PROTECTED_PATHS
@@ -28,7 +27,7 @@ async def test_one_approval_admits_one_of_two_calls_that_name_it(world: World, t
         app, folder = desk.app, tmp_path / "hooks" / AGENT
         resolved_agent, secrets = resolve_agent(app.fleet, read_agent(folder), folder), GivenSecrets({})
         agent, guard = (
-            AssembledAgent(**resolved_agent.parts(), tools={}, secrets=secrets),
+            make_agent_runtime(app, resolved_agent, {}, secrets),
             make_guard(app, resolved_agent.policy, secrets),
         )
         await app.store.commit(start_session(SessionStarted(session="s", agent=AGENT, kind="hooked", started_by="ada")))

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from halter.cli.serve import create_token
+from halter.cli.trust.tokens import create_token
 from halter.config.trust import TrustFile, digest_folder
 from halter.core.clock import DAY, HOUR
 from halter.core.events import (

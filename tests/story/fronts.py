@@ -11,8 +11,8 @@ from halter.core.ids import FLEET, inbox_stream, make_worker_id
 from halter.core.ports import Query, Stored
 from halter.core.rows import DecisionRow, SpendRow
 from halter.dispatch.heartbeat import renew_leases
-from halter.runtime.agent_context import AgentContext, models_of
-from halter.runtime.assembly.assembled_agent import assemble_agent
+from halter.runtime.agent_runtime import AgentRuntime
+from halter.runtime.assembly.folder_agent import open_folder_agent
 from halter.runtime.message_router import ForwardedMessage, HandledMessage, handle_message
 from halter.spec.triggers import Schedule
 from halter.testing.world import World
@@ -38,7 +38,7 @@ PRICED = "models: {'scripted:script': {price: {input: 1, output: 10}}}\n"
 class Front:
     """One agent at whose door somebody speaks."""
 
-    def __init__(self, world: World, home: Path, context: AgentContext) -> None:
+    def __init__(self, world: World, home: Path, context: AgentRuntime) -> None:
         self.world = world
         self.home = home
         self.context = context
@@ -71,10 +71,10 @@ class Front:
 
     def with_schedules(self, *schedules: Schedule) -> "Front":
         """Let the agent's file name schedules."""
-        agent = self.context.agent
-        tasks = replace(agent.tasks, schedules=schedules)
-        agent = replace(agent, tasks=tasks)
-        return Front(self.world, self.home, replace(self.context, agent=agent))
+        definition = self.context.definition
+        tasks = replace(definition.tasks, schedules=schedules)
+        definition = replace(definition, tasks=tasks)
+        return Front(self.world, self.home, replace(self.context, definition=definition))
 
 
 async def front(stack: AsyncExitStack, world: World, home: Path, text: str = THINKS, **files: str) -> Front:
@@ -82,11 +82,10 @@ async def front(stack: AsyncExitStack, world: World, home: Path, text: str = THI
     fleet = Fleet(world, home, files.pop("fleet", PRICED))
     folder = written(fleet, "desk", text, **files)
     app = fleet.app
-    agent = await stack.enter_async_context(assemble_agent(app, folder))
-    models = await stack.enter_async_context(models_of(app, agent))
     worker = make_worker_id("talk", world.ids)
     await stack.enter_async_context(renew_leases(app.store, app.clock, worker, world.lease - SECOND))
-    return Front(world, home, AgentContext(app, agent, models, worker, rng=world.random))
+    agent = await stack.enter_async_context(open_folder_agent(app, folder, worker))
+    return Front(world, home, replace(agent, rng=world.random))
 
 
 def written(fleet: Fleet, name: str, output: str, tools: str = TOOLS, **files: str) -> Path:

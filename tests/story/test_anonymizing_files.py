@@ -12,8 +12,7 @@ from halter.core.usage import ModelName
 from halter.models.scripted import Scripted, ScriptLine
 from halter.redaction.anonymize import anonymize_prompt
 from halter.redaction.personal_data import compile_names
-from halter.runtime.agent_context import AgentContext, models_of
-from halter.runtime.assembly.assembled_agent import assemble_agent
+from halter.runtime.assembly.folder_agent import open_folder_agent
 from halter.runtime.session_runner import attend_session
 from halter.runtime.session_start import begin_session
 from halter.testing.world import World
@@ -29,8 +28,9 @@ async def sent(world: World, tmp_path: Path, text: str) -> tuple[str, list[Promp
     model = Scripted(
         [ScriptLine(reply=Reply((Text("Done.", "model"),)), repeat=True)], world.clock, ModelName("openai", "x")
     )
-    async with assemble_agent(fleet.app, folder) as agent, models_of(fleet.app, agent, {"openai:x": model}) as models:
-        context = AgentContext(fleet.app, agent, models, WorkerId("w"))
+    async with (
+        open_folder_agent(fleet.app, folder, WorkerId("w"), models={"openai:x": model}) as context,
+    ):
         session = await begin_session(context, TASK, "task")
         ending, _ = await attend_session(context, session)
         assert ending.state == "COMPLETED"
@@ -72,7 +72,7 @@ async def test_the_names_of_an_agent_are_compiled_before_its_first_request(world
         "desk", "autonomy: {enabled: false}\nanonymize: {enabled: true, names: [Ida Quill, Jon Reed]}\n"
     )
     compile_names.cache_clear()
-    async with assemble_agent(fleet.app, folder):
+    async with open_folder_agent(fleet.app, folder):
         assert compile_names.cache_info().misses == 1
         compile_names(("Ida Quill", "Jon Reed"))
     assert compile_names.cache_info().misses == 1

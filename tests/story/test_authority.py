@@ -9,7 +9,8 @@ import pytest
 from halter import Agent, Guard
 from halter.core.errors import ConfigError
 from halter.core.tools import SensorFailed
-from halter.runtime.assembly.assembled_agent import AssembledAgent, assemble_agent
+from halter.runtime.agent_runtime import AgentRuntime
+from halter.runtime.assembly.folder_agent import open_folder_agent
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.sensors.files import read_file_value
 from halter.settings import Settings
@@ -53,7 +54,7 @@ async def test_an_agent_whose_root_reaches_its_policy_is_not_loaded_and_told_why
     (folder / "link").symlink_to(folder)
     async with open_app(tmp_path) as app:
         with pytest.raises(ConfigError, match=rf"agent.yaml line 6: `tools.{kind}.root` is .*as in `root: work`"):
-            async with assemble_agent(app, folder):
+            async with open_folder_agent(app, folder):
                 pass
 
 
@@ -68,7 +69,7 @@ async def test_a_model_that_rewrites_its_policy_later_is_refused_and_the_policy_
     assert (folder / "agent.yaml").read_bytes() == policy
     async with open_app(tmp_path) as app:
         with pytest.raises(ConfigError, match=r"contains .*agent.yaml, the agent's own definition"):
-            async with assemble_agent(app, folder):
+            async with open_folder_agent(app, folder):
                 pass
 
 
@@ -82,7 +83,7 @@ async def test_a_model_that_makes_an_agent_of_its_desk_is_refused(tmp_path: Path
 async def test_what_lies_where_tools_can_write_is_not_loaded_as_an_agent(tmp_path: Path) -> None:
     clerk = write_agent(tmp_path, "tools: {files: {root: ../shared}}\n")
     (tmp_path / "shared").mkdir()
-    async with open_app(tmp_path) as app, assemble_agent(app, clerk):
+    async with open_app(tmp_path) as app, open_folder_agent(app, clerk):
         path = write_agent(tmp_path / "shared", "", "helper")
         with pytest.raises(ConfigError, match=r"is inside .*shared, where the tools of the agent in .*clerk can write"):
             await _loaded(app, path)
@@ -95,8 +96,8 @@ async def test_what_lies_where_tools_can_write_is_not_loaded_as_an_agent(tmp_pat
             await _loaded(app, inside)
 
 
-async def _loaded(app: Runtime, folder: Path) -> AssembledAgent:
-    async with assemble_agent(app, folder) as agent:
+async def _loaded(app: Runtime, folder: Path) -> AgentRuntime:
+    async with open_folder_agent(app, folder) as agent:
         return agent
 
 
@@ -150,7 +151,7 @@ async def test_what_halter_keeps_is_not_read_as_a_document_or_a_fact(tmp_path: P
 
 async def test_a_definition_can_be_read_where_nothing_can_write_it(tmp_path: Path) -> None:
     folder = write_agent(tmp_path, "collections: {own: {path: ., pattern: '*.yaml'}}\n")
-    async with open_app(tmp_path) as app, assemble_agent(app, folder) as agent:
+    async with open_app(tmp_path) as app, open_folder_agent(app, folder) as agent:
         assert agent.library is not None
         shelved = await agent.library.index_collection("own", ".", "*.yaml")
     assert [(each.name, each.problem) for each in shelved] == [("agent.yaml", ""), ("replies.yaml", "")]
@@ -160,7 +161,7 @@ async def test_a_link_that_a_tool_could_have_made_is_not_followed_out_of_its_roo
     folder = write_agent(tmp_path, "tools: {files: {root: desk}}\ncollections: {c: {path: desk}}\n")
     (tmp_path / "private.txt").write_text("not for agents")
     link = folder / "desk" / "notes.txt"
-    async with open_app(tmp_path) as app, assemble_agent(app, folder) as agent:
+    async with open_app(tmp_path) as app, open_folder_agent(app, folder) as agent:
         link.write_text("fine")
         assert read_file_value(link, "notes", agent.is_refused)["text"] == "fine"
         about = link.stat()

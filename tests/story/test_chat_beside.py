@@ -9,7 +9,7 @@ from halter.core.events import RequestStarted, TurnStarted, WakePosted
 from halter.core.ids import WorkerId, inbox_stream
 from halter.core.ports import read_body
 from halter.core.text import decode_body
-from halter.runtime.agent_context import AgentContext
+from halter.runtime.agent_runtime import AgentRuntime
 from halter.runtime.session_runner import attend_session
 from halter.runtime.session_start import begin_session, post_message
 from halter.testing.world import World
@@ -43,7 +43,7 @@ async def price() -> str:
 """
 
 
-async def make_chat_context(fleet: Fleet) -> AgentContext:
+async def make_chat_context(fleet: Fleet) -> AgentRuntime:
     """Somebody who talks with the agent, in a process of their own."""
     assert fleet.up is not None
     return msgspec.structs.replace(fleet.up.agents["desk"].context, worker=WorkerId("talk"))

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from halter.cli.command import make_desk, show_sheet
 from halter.cli.commands import SHORT_FLAGS, build_command_tree, load_all_commands
-from halter.cli.decisions import ask_decisions
+from halter.cli.control.decisions import ask_decisions
 from halter.core.clock import DAY
 from halter.core.errors import NotDone
 from halter.core.events import CallRefused, DecisionAsked, SessionStarted

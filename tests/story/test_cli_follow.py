@@ -11,9 +11,11 @@ from typing import Any, cast
 import pytest
 from typer.testing import CliRunner
 
-from halter.cli.audit import ReadPosition, open_sink, read_cursor, read_settled_calls, write_cursor
 from halter.cli.commands import build_command_tree
-from halter.cli.sessions import format_event_line
+from halter.cli.files import open_sink
+from halter.cli.inspect.show import format_event_line
+from halter.cli.trust.audit import read_settled_calls
+from halter.cli.trust.audit_cursor import ReadPosition, read_cursor, write_cursor
 from halter.core.clock import Clock
 from halter.core.errors import ConfigError
 from halter.core.events import (

@@ -25,7 +25,7 @@ from halter.core.ports import Draft, Write
 from halter.core.rows import DecisionRow
 from halter.core.vocabulary import State
 from halter.guard.call_answer import ApprovalRequired
-from halter.runtime.assembly.assembled_agent import assemble_agent
+from halter.runtime.assembly.folder_agent import open_folder_agent
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.session_start import begin_playbook, resume_playbook
 from halter.settings import read_settings
@@ -122,10 +122,10 @@ class Place:
             raise Died
 
         async def job(app: Runtime) -> str:
-            async with assemble_agent(app, self.agent) as ready:
-                session_id = SessionId(session) or await begin_playbook(app, ready, read_playbook(file), {})
+            async with open_folder_agent(app, self.agent) as ready:
+                session_id = SessionId(session) or await begin_playbook(ready, read_playbook(file), {})
                 with pytest.raises(Died):
-                    await resume_playbook(app, ready, session_id, lambda _, __: None, dies)
+                    await resume_playbook(ready, session_id, lambda _, __: None, dies)
                 return session_id
 
         return self.on_store(job), approvals[0].decision
@@ -139,8 +139,8 @@ class Place:
 
     async def start_session(self, app: Runtime, *, cost: int = 0, parked: bool = True) -> str:
         """Start a session and leave it, with a call in doubt that holds money or is free."""
-        async with assemble_agent(app, self.agent) as ready:
-            session = await begin_playbook(app, ready, read_playbook(self.agent / "letter.yaml"), {})
+        async with open_folder_agent(app, self.agent) as ready:
+            session = await begin_playbook(ready, read_playbook(self.agent / "letter.yaml"), {})
         (lease,) = await app.store.claim(WorkerId("dead"), 1, session)
         held = make_legs(Caps(), Spender(session, "clerk"), app.clock.now(), usd=cost)
         event = CallStarted(call=f"{session}.1", tool="send", legs=held, level="RESTRICTED")

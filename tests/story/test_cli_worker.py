@@ -19,7 +19,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from halter.cli import serve
+from halter.cli.unattended.worker import worker
 from halter.config.trust import TrustFile, digest_folder
 from halter.core.clock import SystemClock
 from halter.core.ids import SortableIds
@@ -415,4 +415,4 @@ def test_no_more_tasks_of_an_agent_are_awake_on_all_workers_than_its_file_says(a
 
 
 def test_a_worker_runs_as_many_sessions_at_once_as_a_dispatcher_does_by_default() -> None:
-    assert signature(serve.worker).parameters["concurrency"].default == DEFAULT_CONCURRENCY
+    assert signature(worker).parameters["concurrency"].default == DEFAULT_CONCURRENCY

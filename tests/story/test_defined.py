@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from halter.core.ids import Digest
 from halter.core.ports import Store
-from halter.runtime.agent_context import DEFINITION_TTL
+from halter.runtime.agent_runtime import DEFINITION_TTL
 from halter.testing.fakes import StoreProxy
 from halter.testing.world import World
 from tests.story.fronts import front
@@ -35,12 +35,12 @@ async def test_a_definition_is_put_away_once_an_hour_and_for_each_agent(world: W
         context = (await front(stack, world, tmp_path)).context
         store: Any = Counted(world.store)
         context = replace(context, app=replace(context.app, store=store))
-        names = [await context.definition()]
+        names = [await context.store_definition()]
         await world.advance(DEFINITION_TTL - 1)
-        names.append(await context.definition())
+        names.append(await context.store_definition())
         await world.advance(1)
-        names.append(await context.definition())
+        names.append(await context.store_definition())
         assert (len(set(names)), store.puts) == (1, 2)
-        await replace(context, agent=replace(context.agent)).definition()
+        await replace(context, definition=replace(context.definition)).store_definition()
         assert store.puts == 3
         assert await store.get(names[0])

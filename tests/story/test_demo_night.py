@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from halter.cli.demo import print_conclusion
 from halter.cli.output import encode_json_line
+from halter.cli.run.demo_night import print_conclusion
 from halter.core.clock import DAY, HOUR, MINUTE
 from halter.core.events import CostCapReached, ItemQuarantined, RequestSettled
 from halter.core.messages import Prompt, make_user_message

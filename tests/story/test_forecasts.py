@@ -40,7 +40,7 @@ NAP = """\
 async def foreseen(
     desk: Front, caps: Caps, triggers: Sequence[AnyTrigger] = (), *, autonomous: bool = False
 ) -> SpendingForecast:
-    agent = desk.context.agent
+    agent = desk.context.definition
     tasks = replace(
         agent.tasks,
         schedules=tuple(each for each in triggers if isinstance(each, Schedule)),

@@ -8,7 +8,7 @@ import pytest
 
 from halter.config.trust import digest_folder
 from halter.core.tools import Failed, Permit, Tool, Valid
-from halter.runtime.assembly.assembled_agent import assemble_agent
+from halter.runtime.assembly.folder_agent import open_folder_agent
 from halter.runtime.assembly.folder_code import open_trust
 from halter.runtime.runtime import open_runtime
 from halter.settings import Settings, read_settings
@@ -42,7 +42,7 @@ class Desk:
 
     @asynccontextmanager
     async def tool(self) -> AsyncGenerator[Tool]:
-        async with open_runtime(self.settings) as app, assemble_agent(app, self.folder) as agent:
+        async with open_runtime(self.settings) as app, open_folder_agent(app, self.folder) as agent:
             yield agent.tools["look"]
 
 

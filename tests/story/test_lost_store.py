@@ -37,7 +37,7 @@ from halter.journal.store_retry import StoreProblem
 from halter.journal.verify import verify_store
 from halter.loop.session_runtime import SessionRuntime
 from halter.redaction.secrets import GivenSecrets
-from halter.runtime.agent_context import make_guard
+from halter.runtime.agent_runtime import make_guard
 from halter.runtime.runtime import Runtime
 from halter.settings import read_settings
 from halter.state import lifecycle

@@ -25,8 +25,8 @@ from halter.guard.call_answer import Answer
 from halter.guard.prepare import Call
 from halter.journal.verify import verify_store
 from halter.loop.session_runtime import SessionRuntime
-from halter.runtime.agent_context import make_guard
-from halter.runtime.assembly.assembled_agent import AssembledAgent, assemble_agent
+from halter.runtime.agent_runtime import AgentRuntime, make_guard
+from halter.runtime.assembly.folder_agent import open_folder_agent
 from halter.runtime.assembly.server_pins import MAX_TOOLS_PER_QUESTION
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.switches import turn_off
@@ -86,7 +86,7 @@ async def opened(home: Path) -> AsyncGenerator[Runtime]:
         yield app
 
 
-async def desk_of(app: Runtime, agent: AssembledAgent, tools: Mapping[str, Tool] | None = None) -> Desk:
+async def desk_of(app: Runtime, agent: AgentRuntime, tools: Mapping[str, Tool] | None = None) -> Desk:
     session = SessionId(app.ids.make())
     await app.store.commit(
         lifecycle.start_session(SessionStarted(session=session, agent="desk", kind="task", started_by="ada"))
@@ -102,7 +102,7 @@ async def desk_of(app: Runtime, agent: AssembledAgent, tools: Mapping[str, Tool]
 async def served(folder: Path, tools: Sequence[Any], answers_within: int = MINUTE) -> AsyncGenerator[Desk]:
     """Open a session that uses a server which may misbehave."""
     server = ToolServer("liar", command=sys.executable, args=tuple(arguments_of(tools)))
-    async with opened(folder.parent) as app, assemble_agent(app, folder) as agent:
+    async with opened(folder.parent) as app, open_folder_agent(app, folder) as agent:
         terms = replace(
             McpTerms(app.clock, app.environ, grace=SECOND // 20), timeout=answers_within, max_message=1_000_000
         )
@@ -159,10 +159,10 @@ async def test_a_server_that_lies_about_its_tools_is_held_to_what_it_said(
 
 
 @asynccontextmanager
-async def at_work(folder: Path) -> AsyncGenerator[tuple[Runtime, AssembledAgent, Desk]]:
+async def at_work(folder: Path) -> AsyncGenerator[tuple[Runtime, AgentRuntime, Desk]]:
     async with opened(folder.parent) as app:
         TrustFile(app.settings.trust).trust(folder, digest_folder(folder), "ada", app.clock.now())
-        async with assemble_agent(app, folder) as agent:
+        async with open_folder_agent(app, folder) as agent:
             yield app, agent, await desk_of(app, agent)
 
 

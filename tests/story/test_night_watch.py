@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from halter.cli.demo import describe_demo
+from halter.cli.run.demo_agent import describe_demo
 from halter.config.agent_files import read_agent
 from halter.config.merge import FleetConfig
 from halter.config.resolve import resolve_agent

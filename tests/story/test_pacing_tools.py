@@ -18,8 +18,8 @@ from halter.core.errors import ConfigError
 from halter.core.ids import Digest, WorkerId
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
-from halter.runtime.agent_context import AgentContext, models_of
-from halter.runtime.assembly.assembled_agent import AssembledAgent, assemble_agent
+from halter.runtime.agent_runtime import AgentRuntime
+from halter.runtime.assembly.folder_agent import open_folder_agent
 from halter.runtime.assembly.unattended_tools import check_pacing_tools
 from halter.runtime.runtime import open_runtime
 from halter.runtime.session_start import begin_session
@@ -159,16 +159,14 @@ def test_any_other_tool_is_refused_with_a_sentence(text: str, bound: str, senten
 
 
 def test_the_sentences_name_what_there_is_and_what_to_change() -> None:
-    with pytest.raises(
-        ConfigError, match=r"did you mean `get_cash`\? The tools are `get_cash`, `get_keys`, `get_prices`"
-    ):
+    with pytest.raises(ConfigError, match=r"did you mean `get_cash`\?"):
         check(field("refresh_tool: get_cahs"))
     with pytest.raises(ConfigError, match=r"\(CONTROLLED in mode ASSIST\); use another tool, or set"):
         check(field("refresh_tool: get_cash"), "mode: ASSIST\n")
 
 
 @asynccontextmanager
-async def context(home: Path, text: str) -> AsyncGenerator[AgentContext]:
+async def context(home: Path, text: str) -> AsyncGenerator[AgentRuntime]:
     """Put an agent of a folder together."""
     folder = home / "desk"
     folder.mkdir()
@@ -177,13 +175,12 @@ async def context(home: Path, text: str) -> AsyncGenerator[AgentContext]:
     environ = {"HALTER_PERSON": "ada"}
     async with (
         open_runtime(read_settings(environ, home), environ=environ) as app,
-        assemble_agent(app, folder) as ready,
-        models_of(app, ready) as models,
+        open_folder_agent(app, folder, WorkerId("w")) as ready,
     ):
-        yield AgentContext(app, ready, models, WorkerId("w"))
+        yield ready
 
 
-async def definition(spoken: AgentContext) -> Mapping[str, Any]:
+async def definition(spoken: AgentRuntime) -> Mapping[str, Any]:
     session = await begin_session(spoken, "hello", "chat")
     (row,) = await spoken.app.store.ask(Query("session", SessionRow, {"session": session}))
     return msgspec.json.decode(await spoken.app.store.get(Digest(row.definition)))
@@ -195,9 +192,9 @@ async def test_an_agent_of_a_folder_is_put_together_with_how_it_paces_itself(tmp
         f"url: 'https://a.example/?key={KEY}', headers: {{X-Key: {KEY}}}"
     )
     async with context(tmp_path, text) as spoken:
-        assembled_agent: AssembledAgent = spoken.agent
-        assert assembled_agent.pacing.autonomy.enabled
-        assert list(assembled_agent.pacing.fields) == ["cash", "feed"]
+        definition_of_agent = spoken.definition
+        assert definition_of_agent.pacing.autonomy.enabled
+        assert list(definition_of_agent.pacing.fields) == ["cash", "feed"]
         payload = await definition(spoken)
     assert payload["pacing"]["fields"]["cash"]["refresh_tool"] == "list_folder"
     assert payload["pacing"]["sensors"][0]["source"]["headers"] == {"X-Key": "…"}
@@ -214,7 +211,7 @@ async def test_an_agent_of_a_folder_whose_sensor_names_no_tool_of_its_own_is_not
 
 async def test_an_agent_without_a_word_of_it_paces_itself_as_before(tmp_path: Path) -> None:
     async with context(tmp_path, "") as spoken:
-        assert spoken.agent.pacing == Pacing()
+        assert spoken.definition.pacing == Pacing()
 
 
 async def test_an_agent_of_a_program_is_checked_in_the_same_words(tmp_path: Path) -> None:

@@ -382,7 +382,7 @@ async def test_unattended_agents_apply_a_policy_immediately_that_a_person_adopts
 
 
 def cap_of(supervisor: Supervisor) -> int | None:
-    return supervisor.agents["watch"].context.agent.policy.caps.session.max_cost_usd
+    return supervisor.agents["watch"].context.policy.caps.session.max_cost_usd
 
 
 async def test_a_file_that_cannot_be_read_stops_what_acts_and_nothing_is_adopted(here: Place) -> None:

@@ -18,8 +18,8 @@ from halter.dispatch.heartbeat import renew_leases
 from halter.guard.approvals import list_pending_decisions
 from halter.guard.prepare import Call
 from halter.journal.verify import verify_store
-from halter.runtime.agent_context import AgentContext, models_of
-from halter.runtime.assembly.assembled_agent import assemble_agent
+from halter.runtime.agent_runtime import AgentRuntime
+from halter.runtime.assembly.folder_agent import open_folder_agent
 from halter.runtime.runtime import open_runtime
 from halter.runtime.session_builder import build_live_session
 from halter.runtime.session_origin import read_session_row
@@ -49,17 +49,15 @@ def propose_when_told(pipe: Pipe, home: Path, url: str, number: int) -> None:
 async def _propose_all(home: Path, url: str, number: int) -> list[str]:
     async with (
         open_runtime(make_settings(home, url)) as app,
-        assemble_agent(app, home / "clerk") as agent,
-        models_of(app, agent) as models,
+        open_folder_agent(app, home / "clerk", make_worker_id(f"process-{number}", app.ids)) as context,
     ):
-        worker = make_worker_id(f"process-{number}", app.ids)
-        context = AgentContext(app, agent, models, worker)
+        worker = context.worker
         async with renew_leases(context.store, app.clock, worker):
             names = [await begin_session(context, "Look.", "task", f"s-{number}-{each}") for each in range(EACH)]
             return await asyncio.gather(*(_propose(context, session) for session in names))
 
 
-async def _propose(context: AgentContext, session: SessionId) -> str:
+async def _propose(context: AgentRuntime, session: SessionId) -> str:
     (lease,) = await context.store.claim(context.worker, 1, session)
     live_session = await build_live_session(
         context, await read_session_row(context, session), lease, call_agent=run_agent_tool

@@ -342,7 +342,7 @@ async def test_of_two_runs_that_are_started_at_the_same_moment_one_is(world: Wor
     await world.advance(MINUTE)
     assert office.up is not None
     context = office.up.agents["clerk"].context
-    row, (tick,) = await office.trigger("tick"), context.agent.tasks.schedules
+    row, (tick,) = await office.trigger("tick"), context.definition.tasks.schedules
     writes = [
         await start_run(context, row, tick, RunStarted(trigger=row.trigger, session="", cause="person", by=who), who)
         for who in ("ada", "bob")
@@ -379,7 +379,7 @@ async def test_a_time_that_was_skipped_is_not_started_by_a_slower_process(world:
     assert office.up is not None
     context = office.up.agents["clerk"].context
     run = RunStarted(trigger="clerk/tick", session="", cause="schedule", due_at=due)
-    trigger = context.agent.tasks.triggers()[0]
+    trigger = context.definition.tasks.triggers()[0]
     late = await start_run(context, row, trigger, run, f"tick/{due}")
     assert (await world.store.commit(late)).events == ()
     assert await office.runs() == []

@@ -10,7 +10,7 @@ import pytest
 from halter import Agent, Result
 from halter.core.errors import ConfigError
 from halter.core.tools import Failed
-from halter.runtime.assembly.assembled_agent import assemble_agent
+from halter.runtime.assembly.folder_agent import open_folder_agent
 from halter.runtime.assembly.folder_code import find_agent_code, open_trust
 from halter.runtime.runtime import open_runtime
 from halter.settings import Settings
@@ -99,7 +99,7 @@ async def test_a_script_runs_through_the_door_and_sees_its_skills_folder_alone(t
 async def test_a_scripts_level_and_reach_are_those_declared_and_never_safe_by_default(tmp_path: Path) -> None:
     folder = clerk(tmp_path)
     trust(tmp_path, folder)
-    async with open_runtime(make_settings(tmp_path)) as app, assemble_agent(app, folder) as agent:
+    async with open_runtime(make_settings(tmp_path)) as app, open_folder_agent(app, folder) as agent:
         count, warn = agent.tools["check_count"].spec, agent.tools["check_warn"].spec
     assert (count.level, count.effect, count.declaration.reads, count.declaration.reach) == (
         "CONTROLLED",

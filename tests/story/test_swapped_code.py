@@ -12,7 +12,8 @@ import pytest
 from halter.config.trust import AgentCode, digest_folder
 from halter.core.errors import ConfigError
 from halter.core.tools import Failed, Permit, Tool, Valid
-from halter.runtime.assembly.assembled_agent import AssembledAgent, assemble_agent
+from halter.runtime.agent_runtime import AgentRuntime
+from halter.runtime.assembly.folder_agent import open_folder_agent
 from halter.runtime.assembly.folder_code import open_trust, read_trusted_servers, require_trusted
 from halter.runtime.runtime import open_runtime
 from halter.settings import Settings, read_settings
@@ -62,8 +63,8 @@ class Desk:
         open_trust(self.settings).trust(self.folder, digest_folder(self.folder), "ada", 0)
 
     @asynccontextmanager
-    async def load(self) -> AsyncGenerator[AssembledAgent]:
-        async with open_runtime(self.settings) as app, assemble_agent(app, self.folder) as agent:
+    async def load(self) -> AsyncGenerator[AgentRuntime]:
+        async with open_runtime(self.settings) as app, open_folder_agent(app, self.folder) as agent:
             yield agent
 
 

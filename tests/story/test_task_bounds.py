@@ -11,8 +11,7 @@ from halter.core.ports import Draft, Write
 from halter.core.project import rows_of_event
 from halter.core.usage import ModelName
 from halter.models.scripted import Scripted, ScriptLine, say
-from halter.runtime.agent_context import AgentContext, models_of
-from halter.runtime.assembly.assembled_agent import assemble_agent
+from halter.runtime.assembly.folder_agent import open_folder_agent
 from halter.runtime.session_origin import MAX_ACCEPTED_ENTRIES, read_accepted_context
 from halter.runtime.session_runner import attend_session
 from halter.runtime.session_start import begin_session
@@ -33,8 +32,7 @@ async def test_a_skill_is_worked_by_the_model_that_is_named_for_it(world: World,
     )
     small = Scripted([say("The end.")], world.clock, ModelName("openai", "small"))
     models = {"openai:large": large, "openai:small": small}
-    async with assemble_agent(fleet.app, folder) as agent, models_of(fleet.app, agent, models) as named:
-        context = AgentContext(fleet.app, agent, named, WorkerId("w"))
+    async with open_folder_agent(fleet.app, folder, WorkerId("w"), models=models) as context:
         await attend_session(context, await begin_session(context, "Mend it.", "task"))
     (prompt,) = small.requests
     (part,) = prompt.messages[0].parts

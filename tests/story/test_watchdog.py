@@ -387,7 +387,7 @@ async def test_requests_and_tools_have_the_time_that_is_theirs(world: World, tmp
         MINUTE,
         MINUTE,
     ]
-    assert living.context.agent.tasks.idle_halt == IDLE
+    assert living.context.definition.tasks.idle_halt == IDLE
 
 
 @pytest.mark.parametrize(("still", "idle_halt", "is_idle"), [(299, 300, False), (300, 300, True), (10**9, 0, False)])

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from halter.cli.demo import print_conclusion, render_night
+from halter.cli.run.demo_night import print_conclusion, render_night
 from halter.core.clock import HOUR
 from halter.core.money import micros_to_usd
 from halter.demo.incidents import NIGHT_START, Bill, Frame, Incident, Night

@@ -537,9 +537,9 @@ def test_the_defaults_are_those_that_are_documented() -> None:
     [
         (
             "limits:\n  max_cost_us: 1\n",
-            "agent.yaml line 3: `max_cost_us` is not a key of `limits`; did you mean `max_cost_usd`? Its keys are",
+            "agent.yaml line 3: `max_cost_us` is not a key of `limits`; did you mean `max_cost_usd`?",
         ),
-        ("limit: {}\n", "agent.yaml line 2: `limit` is not a key of agent.yaml; did you mean `limits`? Its keys are"),
+        ("limit: {}\n", "agent.yaml line 2: `limit` is not a key of agent.yaml; did you mean `limits`?"),
         ("zzz: 1\n", "agent.yaml line 2: `zzz` is not a key of agent.yaml; its keys are `name`, `mode`,"),
         ("limits:\n  max_steps: ten\n", "agent.yaml line 3: `limits.max_steps` is the text 'ten', but must be a whole"),
         (

@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from halter.config.agent_files import AgentFile, parse_agent
 from halter.config.decode import agent_schema
-from halter.config.definition_record import redact_definition
+from halter.config.definition import redact_definition
 from halter.config.merge import FleetConfig, parse_fleet
 from halter.config.resolve import resolve_agent, resolve_policy
 from halter.config.sections import compile_gate, compile_signals, list_unwritten_fields

@@ -193,7 +193,7 @@ SOURCES = [
     ("sensors: [{name: feed, type: poll}]\n", "line 2: `source` is missing from `sensors[1]`; write it."),
     (
         sensor(kind="pol"),
-        "line 4: `sensors[1].type` is the text 'pol', which is not one of its values; did you mean `poll`? They",
+        "line 4: `sensors[1].type` is the text 'pol', which is not one of its values; did you mean `poll`?",
     ),
     (sensor("{}"), f"line 5: `sensors[1].source` is incomplete: {POLLED}"),
     (
@@ -418,7 +418,7 @@ WRONG = [*AUTONOMY, *GATE, *FIELDS, *SOURCES, *READINGS, *SIGNALS, *NAMES]
 def test_a_mistake_is_a_sentence_with_file_line_key_and_fix(text: str, sentence: str) -> None:
     output = read_refusal(text)
     assert output.startswith(f"agent.yaml {sentence}")
-    assert output.endswith(".")
+    assert output.endswith((".", "?"))
     assert output.isprintable()
 
 

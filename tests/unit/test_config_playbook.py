@@ -135,7 +135,7 @@ def test_results_grow_by_named_steps_only() -> None:
         ("- call: a\n- skill: summarise\n", "play.yaml line 2: steps with a `skill` are not supported by this version"),
         (
             "- call: a\n- argumets: {}\n",
-            "play.yaml line 2: `argumets` is not a key of a step; did you mean `arguments`? Its keys are",
+            "play.yaml line 2: `argumets` is not a key of a step; did you mean `arguments`?",
         ),
         ("- arguments: {}\n", "play.yaml line 1: a step needs a `call` that names a tool."),
         ("- call: 3\n", "play.yaml line 1: a step needs a `call` that names a tool."),

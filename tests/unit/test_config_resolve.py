@@ -308,7 +308,7 @@ def tools(**levels: Level) -> list[ToolSpec]:
     [
         (
             "policy: {tools: {deplay: {rate: 1/hour}}}\n",
-            "agent.yaml line 2: there is no tool `deplay`; did you mean `deploy`? The tools are `deploy`, `read`.",
+            "agent.yaml line 2: there is no tool `deplay`; did you mean `deploy`?",
         ),
         ("policy: {disabled: [nothing]}\n", "agent.yaml line 2: there is no tool `nothing`; the tools are `deploy`"),
         ("phases:\n  work:\n  - read\n  - write\n", "agent.yaml line 5: there is no tool `write`;"),
@@ -352,7 +352,7 @@ def test_a_rule_of_the_fleet_that_fits_no_tool_is_pointed_out() -> None:
         "policy:\n  tools:\n    shel: {approval: always}\n    read: {rate: 1/hour}\n  disabled: [rm]\n"
     )
     assert list_unknown_tool_rules(fleet_config, lambda: ["read", "shell"]) == (
-        "halter.yaml line 3: no agent here has a tool `shel`; did you mean `shell`? The tools are `read`, `shell`.",
+        "halter.yaml line 3: no agent here has a tool `shel`; did you mean `shell`?",
         "halter.yaml line 5: no agent here has a tool `rm`; the tools are `read`, `shell`.",
     )
 

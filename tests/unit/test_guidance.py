@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from halter.config.agent_files import parse_agent, read_agent
-from halter.config.definition_record import definition_digest
+from halter.config.definition import definition_digest
 from halter.config.guidance import MAX_IMPORT_WORDS, MAX_IMPORTS, read_guidance
 from halter.config.merge import FleetConfig
 from halter.config.resolve import resolve_agent

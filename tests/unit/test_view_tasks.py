@@ -2,7 +2,7 @@
 
 import pytest
 
-from halter.cli.sessions import format_event_line as tail_line
+from halter.cli.inspect.show import format_event_line as tail_line
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import (
     AnyEvent,

@@ -8,6 +8,9 @@ from typing import Final
 from msgspec import UNSET
 
 from halter.channels.channel import DecisionChannel, ReportSentence, Transport, TransportFailed, describe_error
+from halter.channels.ntfy import NtfyTransport
+from halter.channels.slack import SlackTransport
+from halter.channels.telegram import TelegramTransport
 from halter.core.clock import MINUTE
 from halter.core.errors import ConfigError, require_module
 from halter.core.ports import Query
@@ -37,19 +40,13 @@ def read_channels(app: Runtime) -> ChannelsSpec:
 def make_transports(app: Runtime, spec: ChannelsSpec, connect: Connect = connect_directly) -> Sequence[Transport]:
     transports: list[Transport] = []
     if spec.telegram is not UNSET:
-        from halter.channels.telegram import TelegramTransport
-
         token = partial(_reveal, app, spec.telegram.token, "channels.telegram.token")
         transports.append(TelegramTransport(token, spec.telegram.url, connect))
     if spec.ntfy is not UNSET:
-        from halter.channels.ntfy import NtfyTransport
-
         key = spec.ntfy.token
         access = None if key is UNSET else partial(_reveal, app, key, "channels.ntfy.token")
         transports.append(NtfyTransport(spec.ntfy.url, access, connect))
     if spec.slack is not UNSET:
-        from halter.channels.slack import SlackTransport
-
         require_module("websockets", "notify", "The channel slack")
         bot = partial(_reveal, app, spec.slack.token, "channels.slack.token")
         reveal_app_token = partial(_reveal, app, spec.slack.app_token, "channels.slack.app_token")

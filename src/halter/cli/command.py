@@ -10,11 +10,12 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter, Signature, signature
+from pathlib import Path
 from shlex import quote
 from types import MappingProxyType
 from typing import Annotated, Any, Final, NoReturn, TypeVar, get_args, get_type_hints
@@ -33,10 +34,12 @@ from halter.cli.exit_codes import (
     TERMINATION_SIGNALS,
 )
 from halter.cli.output import answer_block, answer_json, answer_table, print_sentence, warn
+from halter.config.agent_files import AGENT_FILE
 from halter.core.clock import parse_duration
 from halter.core.errors import HalterError, NotDone, StoreUnavailable, StoreUnusable
 from halter.core.ids import can_decide
 from halter.core.rows import SessionRow
+from halter.journal.open import mask_url, store_file_exists
 from halter.operations.actor import Actor, Done, Principal, meta_of, readable
 from halter.present.sheet import Facts, Listing, Sheet
 from halter.runtime.runtime import Runtime, find_continuity, open_runtime
@@ -238,8 +241,6 @@ def run_cancelled_by_signals(main: Coroutine[Any, Any, T]) -> T:
 
 def require_store(url: str) -> None:
     """Require that a store exists, rather than create an empty one."""
-    from halter.journal.open import mask_url, store_file_exists
-
     if not store_file_exists(url):
         raise StoreUnusable(
             f"There is no store {mask_url(url)}. Check the name, or run a command that creates it, such as `halter up`."
@@ -248,8 +249,6 @@ def require_store(url: str) -> None:
 
 def is_never_used(settings: Settings, store_option: str | None) -> bool:
     """Return whether nothing ever ran here: no store is named, and the default store never existed."""
-    from halter.journal.open import store_file_exists
-
     if store_option is not None or os.environ.get("HALTER_STORE") or store_file_exists(settings.store):
         return False
     continuity = find_continuity(settings)
@@ -476,3 +475,23 @@ def _default(text: str, default: Callable[..., None]) -> Callable[..., None]:
     callback.__doc__ = text
     parameters = {name: (each.annotation, each.default) for name, each in signature(default).parameters.items()}
     return _sign(callback, {"context": (typer.Context, Parameter.empty), **parameters})
+
+
+def resolve_agent_folders(agents: Sequence[Path]) -> list[Path]:
+    return [agent.parent if agent.is_file() else agent for agent in agents]
+
+
+def parse_listen_address(listen: str, min_port: int = 1) -> tuple[str, int]:
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal() or not min_port <= int(port) < 1 << 16:
+        fail(f"Invalid listen address {listen!r}. Use a form such as 127.0.0.1:8765.", EXIT_USAGE)
+    return host.strip("[]"), int(port)
+
+
+AgentArgument = Annotated[Path, typer.Argument(metavar="AGENT", help="Agent folder.")]
+
+
+def resolve_agent_folder(agent: Path) -> Path:
+    if not (agent / AGENT_FILE).is_file() and not agent.is_file():
+        fail(f"No {AGENT_FILE} found in {agent}. Pass an agent folder, or make one with halter init.", EXIT_USAGE)
+    return agent.parent if agent.is_file() else agent

@@ -47,6 +47,7 @@ _ARGUMENT_USE: Final = r"(?:destination|target|amount|content|detail)(?::[a-z][a
 _BARE_MODEL: Final = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,60}"
 _MODEL_BY_WORD: Final = MappingProxyType({SCRIPTED: f"{SCRIPTED}:script", REFLEX: f"{REFLEX}:rules"})
 _ONE_MODEL: Final = rf"{SCRIPTED}|{REFLEX}|[^\s:/*]+[:/][^\s*](?:[^*]*[^\s*])?"
+MAX_PLACES: Final = 2
 MIN_CONTEXT_WINDOW: Final = 1000
 MAX_CONTEXT_WINDOW: Final = 100_000_000
 _MONEY: Final = {"type": "number", "minimum": 0}
@@ -423,6 +424,10 @@ class _Reader:
         kind_by_tag = {str(kind.tag): kind for kind in kinds}
         if (tag_field := str(kinds[0].tag_field)) == BY_KEY:
             names = [name for name in kind_by_tag if name in key_by_name]
+            known_names = {name for kind in kinds for name in _list_keys(kind)}
+            for name, key in key_by_name.items() if not names else ():
+                if name not in known_names:
+                    self._require_no_effect(kinds, name, mapping[key], (*path, key))
             self._require_one(names, key_by_name, spec.NO_KIND, path)
             return kind_by_tag[names[0]]
         if tag_field not in mapping:
@@ -451,7 +456,7 @@ class _Reader:
             elif name == kind.tag_field != BY_KEY:
                 self._replace_former_value(kind, name, value[key], (*path, key))
             else:
-                self._require_no_effect(kind, name, value[key], (*path, key))
+                self._require_no_effect([kind], name, value[key], (*path, key))
         for name, field in fields.items():
             if field.required and name not in key_by_name:
                 raise self._missing(kind, name, path)
@@ -475,9 +480,9 @@ class _Reader:
         location = f"`{format_key_path(path)}`" if path else self._source_map.file
         return self._source_map.error_at(path, f"`{name}` is missing from {location}; write it.")
 
-    def _require_no_effect(self, kind: inspect.StructType, name: str, value: Any, path: KeyPath) -> None:
+    def _require_no_effect(self, kinds: Sequence[inspect.StructType], name: str, value: Any, path: KeyPath) -> None:
         """Require that a key which a mapping does not have has its default in the kinds that have it."""
-        fields = {field.encode_name: field for field in kind.fields}
+        kind = kinds[0]
         for other in _list_other_kinds(kind):
             field = next((field for field in other.fields if field.encode_name == name), None)
             if field is None:
@@ -487,14 +492,18 @@ class _Reader:
             except ConfigError:
                 has_effect = True
             if has_effect:
-                own_names = [each for each in fields if each != "name"]
+                own_names = [field.encode_name for field in kind.fields if field.encode_name != "name"]
                 sentence = find_spec(kind).FOREIGN_KEYS.get(name, find_spec(kind).FOREIGN)
                 words = {"kind": kind.tag, "owner": other.tag, "keys": join_names(own_names)}
                 raise self._source_map.error_at(*make_mistake(path, sentence.format(**words)))
             return
-        names = [each for each, field in fields.items() if not is_deprecated(field.type)]
-        names += [kind.tag_field] if kind.tag_field not in (None, BY_KEY) else []
-        raise self._unknown(str(path[-1]), names, path[:-1])
+        places = _list_places(kinds, name)
+        if places:
+            hint = f"write it under {' or '.join(f'`{place}`' for place in places)}."
+        else:
+            keys = dict.fromkeys(key for each in kinds for key in _list_keys(each))
+            hint = suggest_nearest(name, [*keys], "its keys")
+        raise self._unknown(name, hint, path)
 
     def _own_names(self, kind: inspect.StructType, value: dict[str, Any], path: KeyPath) -> dict[str, str]:
         """Map the names of the fields to the keys in the file."""
@@ -520,10 +529,9 @@ class _Reader:
         )
         return former_values[value]
 
-    def _unknown(self, key: str, known_keys: Sequence[str], path: KeyPath) -> Exception:
-        location = f"`{format_key_path(path)}`" if path else self._source_map.file
-        sentence = f"`{key}` is not a key of {location}; {suggest_nearest(key, known_keys, 'its keys')}"
-        return self._source_map.error_at((*path, key), sentence)
+    def _unknown(self, key: str, hint: str, path: KeyPath) -> Exception:
+        location = f"`{format_key_path(path[:-1])}`" if len(path) > 1 else self._source_map.file
+        return self._source_map.error_at(path, f"`{key}` is not a key of {location}; {hint}")
 
     def _free(self, kind: inspect.DictType, value: dict[str, Any], path: KeyPath) -> dict[str, Any]:
         if kind.min_length and len(value) < kind.min_length:
@@ -535,7 +543,7 @@ class _Reader:
 
     def _free_key(self, kind: inspect.Type, key: str, path: KeyPath) -> str:
         if isinstance(kind, inspect.LiteralType) and key not in kind.values:
-            raise self._unknown(key, [str(name) for name in kind.values], path)
+            raise self._unknown(key, suggest_nearest(key, [*map(str, kind.values)], "its keys"), (*path, key))
         return self.read(kind, key, (*path, key))
 
     def _leaf(self, kind: inspect.Type, value: Any, path: KeyPath) -> Any:
@@ -605,6 +613,39 @@ def _list_subclasses(base: type[Spec]) -> Iterator[type[Spec]]:
     for each in base.__subclasses__():
         yield each
         yield from _list_subclasses(each)
+
+
+def _list_keys(kind: inspect.StructType) -> Iterator[str]:
+    """List the keys of a mapping that are shown."""
+    if kind.tag_field and kind.tag_field != BY_KEY:
+        yield kind.tag_field
+    yield from (field.encode_name for field in kind.fields if not is_deprecated(field.type))
+
+
+def _list_places(kinds: Sequence[inspect.StructType], name: str) -> list[str]:
+    """List the keys of a mapping under which another key belongs; none if these are many."""
+    fields = {field.encode_name: field for kind in kinds for field in kind.fields}
+    places = [(key, *each) for key, field in fields.items() for each in _list_nested(field.type)]
+    found = [(key, in_list) for key, nested, in_list in places if name in _list_keys(nested)]
+    direct = dict.fromkeys(key for key, in_list in found if not in_list) or dict.fromkeys(key for key, _ in found)
+    return [*direct] if len(direct) <= MAX_PLACES else []
+
+
+def _list_nested(kind: inspect.Type) -> Iterator[tuple[inspect.StructType, bool]]:
+    """List the mappings that a value can be, or of which it can be a list."""
+    match kind:
+        case inspect.Metadata():
+            if not is_deprecated(kind):
+                yield from _list_nested(kind.type)
+        case inspect.UnionType():
+            for member in kind.types:
+                yield from _list_nested(member)
+        case inspect.VarTupleType():
+            yield from ((nested, True) for nested, _ in _list_nested(kind.item_type))
+        case inspect.StructType():
+            yield kind, False
+        case _:
+            return
 
 
 def read_default(field: inspect.Field) -> Any:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -17,7 +16,6 @@ from halter.config.yaml_reader import Document, KeyPath, Mistake, SourceMap, loa
 from halter.core.errors import ConfigError
 from halter.core.text import join_names
 from halter.core.tools import ProviderTool
-from halter.core.usage import is_encrypted_or_local
 from halter.policy.defaults import APPROVAL_EXPIRY, default_levels
 from halter.policy.difference import Difference
 from halter.policy.meet import tighten, tighten_key
@@ -57,49 +55,17 @@ def parse_fleet(document: Document) -> FleetConfig:
             raise document.source_map.error_at(
                 ("models", model), f"`{model}` is a pattern; name each model with its price."
             )
-    for path, sentence in (*_rate_mistakes(spec), *_sign_on_mistakes(spec), *list_channel_mistakes(spec.notify)):
+    for path, sentence in (*_rate_mistakes(spec), *list_channel_mistakes(spec.notify)):
         raise document.source_map.error_at(path, sentence)
     return FleetConfig(spec, document.source_map, document.value)
 
 
 def _rate_mistakes(spec: FleetSpec) -> Iterator[Mistake]:
-    """List rates that limit nothing, or whose model is ambiguous."""
-    for model, rate in spec.rates.items():
-        path = ("rates", model)
+    """List rates whose model is ambiguous."""
+    for model in spec.rates:
         if "*" in model and not model.endswith(":*"):
+            path = ("rates", model)
             yield make_mistake(path, "is not a model; name one model, or all models of a provider, as in anthropic:*.")
-        if rate.requests_per_minute is UNSET and rate.tokens_per_minute is UNSET:
-            yield make_mistake(path, "limits nothing; write `requests_per_minute`, `tokens_per_minute` or both.")
-
-
-def _sign_on_mistakes(spec: FleetSpec) -> Iterator[Mistake]:
-    sign_on = spec.sign_on
-    if sign_on is UNSET:
-        return
-    for key, is_missing in (("proxies", not sign_on.proxies and sign_on.oidc is UNSET), ("roles", not sign_on.roles)):
-        if is_missing:
-            yield make_mistake(
-                ("sign_on", key), "is empty, so no one could sign on; add an entry, or remove `sign_on`."
-            )
-    if sign_on.proxies and sign_on.secret is UNSET:
-        yield make_mistake(("sign_on", "proxies"), "requires `sign_on.secret` to authenticate the proxy; set it.")
-    for group, agents in sign_on.agents.items():
-        if group not in sign_on.roles or not agents:
-            yield make_mistake(
-                ("sign_on", "agents", group),
-                "must name at least one agent, and the group must have a role in `roles`; fix the entry.",
-            )
-    for key in () if sign_on.oidc is UNSET else ("issuer", "url"):
-        if not is_encrypted_or_local(getattr(sign_on.oidc, key)):
-            yield make_mistake(("sign_on", "oidc", key), "is not encrypted; use a URL with https.")
-    for index, proxy in enumerate(sign_on.proxies):
-        try:
-            ip_network(proxy)
-        except ValueError:
-            yield make_mistake(
-                ("sign_on", "proxies", index),
-                "is not an address or a network; write one, as in 10.0.0.7 or 10.0.0.0/8.",
-            )
 
 
 T = TypeVar("T", bound=msgspec.Struct)

@@ -5,6 +5,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from msgspec import UNSET
+from msgspec.structs import asdict, replace
 
 from halter.config.decode import format_key_path, value_or_default
 from halter.config.merge import FilePair
@@ -26,7 +27,6 @@ from halter.spec.models import (
     CloudName,
     Provider,
     ProviderSpec,
-    WireFormat,
     choose_wire,
 )
 
@@ -39,31 +39,24 @@ def build_provider(name: str, specs: tuple[ProviderSpec, ProviderSpec], source_m
     if name in _LOCAL_PROVIDERS:
         raise source_map.error_at(path, f"`{name}` is built in and has no endpoint; remove it.")
     agent_spec, fleet_spec = specs
-    known_provider = KNOWN_PROVIDERS.get(name, UNKNOWN_PROVIDER)
-    base_url = value_or_default(agent_spec.base_url, value_or_default(fleet_spec.base_url, known_provider.base_url))
+    agent_values = {key: value for key, value in asdict(agent_spec).items() if value is not UNSET}
+    spec = replace(fleet_spec, **agent_values)
+    base_url = value_or_default(spec.base_url, KNOWN_PROVIDERS.get(name, UNKNOWN_PROVIDER).base_url)
     if not base_url:
         sentence = f"`base_url` is missing from `{format_key_path(path)}`, which is not a known provider; write it"
         raise source_map.error_at(path, f"{sentence}, as in http://localhost:8000/v1.")
-    wire: WireFormat = value_or_default(agent_spec.wire, value_or_default(fleet_spec.wire, choose_wire(name, base_url)))
-    key, bills_errors = (
-        value_or_default(agent_spec.api_key, value_or_default(fleet_spec.api_key, "")),
-        value_or_default(agent_spec.bills_errors, fleet_spec.bills_errors),
-    )
-    cache = value_or_default(agent_spec.prompt_cache, value_or_default(fleet_spec.prompt_cache, True))  # noqa: FBT003
-    vision = value_or_default(agent_spec.vision, value_or_default(fleet_spec.vision, True))  # noqa: FBT003
-    credentials = fleet_spec.credentials if agent_spec.credentials is UNSET else agent_spec.credentials
-    cloud: CloudName | None = None if credentials is UNSET else credentials
-    if cloud is not None:
+    api_key = value_or_default(spec.api_key, "")
+    if spec.credentials is not UNSET:
         by_fleet = UNSET not in (fleet_spec.base_url, fleet_spec.credentials)
-        _check_cloud(cloud, base_url, key, (*path, "credentials"), source_map, by_fleet=by_fleet)
+        _check_cloud(spec.credentials, base_url, api_key, (*path, "credentials"), source_map, by_fleet=by_fleet)
     return Provider(
-        wire=wire,
+        wire=choose_wire(name, base_url) if spec.wire is UNSET else spec.wire,
         base_url=base_url,
-        api_key=key,
-        credentials=cloud,
-        bills_errors=bills_errors is True,
-        prompt_cache=cache,
-        vision=vision,
+        api_key=api_key,
+        credentials=None if spec.credentials is UNSET else spec.credentials,
+        bills_errors=spec.bills_errors is True,
+        prompt_cache=spec.prompt_cache is not False,
+        vision=spec.vision is not False,
     )
 
 

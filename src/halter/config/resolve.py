@@ -7,15 +7,16 @@ and the default table apply.
 Decisions of a person are bound to `policy` only: a change of the model, the instructions or the tasks keeps them valid.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
-from msgspec import UNSET, Struct, UnsetType, field
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from halter.config.agent_files import AgentFile
 from halter.config.decode import format_key_path, value_or_default
+from halter.config.definition import AgentDefinition, LocateValue
 from halter.config.folder_files import UnusableFile, decode_file_text, read_folder_file
 from halter.config.guidance import INSTRUCTIONS, Guidance
 from halter.config.merge import FilePair, FleetConfig
@@ -33,7 +34,7 @@ from halter.config.sections import (
     list_triggers,
 )
 from halter.config.skill_files import list_skill_folders, read_skills
-from halter.config.yaml_reader import KeyPath, load_bytes
+from halter.config.yaml_reader import load_bytes
 from halter.core.clock import MINUTE
 from halter.core.errors import ConfigError
 from halter.core.money import Cap, Caps
@@ -65,7 +66,6 @@ from halter.spec.models import (
 )
 from halter.spec.playbook import Playbook
 from halter.spec.sensors import StreamSource, UrlSource
-from halter.spec.skills import Skill
 from halter.spec.tasks import VERBS, Anonymize, Tasks, Verbs
 from halter.spec.triggers import Schedule
 
@@ -77,40 +77,12 @@ REVIEW_PHASES: Final = (
     Phase("ethics_review", ("emit_finding",)),
     Phase("delivery", ("notify",)),
 )
+
+
 IN_APP_CHANNEL: Final = InAppChannel(name="in_app")
-LocateValue = Callable[[KeyPath], str]
 
 
-class ResolvedAgent(Struct, frozen=True, kw_only=True):
-    """The checked configuration of an agent and its fleet, with every default filled in.
-
-    `source_folder` is the agent's folder; an agent that is defined in a program has none. `notes` say what of its files
-    is left out. `locate_script` and `locate_reflex` locate replies and rules for error messages.
-    """
-
-    policy: ResolvedPolicy
-    model_settings: BrainSpec = field(default_factory=BrainSpec)
-    pacing: Pacing = field(default_factory=Pacing)
-    tasks: Tasks = field(default_factory=Tasks)
-    skills: Mapping[str, Skill] = {}
-    playbooks: Mapping[str, Playbook] = {}
-    source_folder: Path | None = None
-    notes: tuple[str, ...] = ()
-    locate_script: LocateValue = lambda _: "the agent"
-    locate_reflex: LocateValue = lambda _: "the agent"
-
-    def models(self) -> Iterator[str]:
-        settings = self.model_settings
-        yield from (name for name in (settings.model, *settings.fallback_models, *settings.model_for.values()) if name)
-        yield from self.pacing.models()
-        yield from self.tasks.review.judges
-
-    def parts(self) -> dict[str, Any]:
-        """Return the fields by name, for a subclass that adds fields."""
-        return {name: getattr(self, name) for name in ResolvedAgent.__struct_fields__}
-
-
-def resolve_agent(fleet: FleetConfig, agent: AgentFile, folder: Path | None) -> ResolvedAgent:
+def resolve_agent(fleet: FleetConfig, agent: AgentFile, folder: Path | None) -> AgentDefinition:
     """Resolve an agent, or raise a ConfigError with the fix.
 
     An agent that is defined in a program has no folder and no `AGENTS.md`; files that it names are relative to the
@@ -133,7 +105,7 @@ def resolve_agent(fleet: FleetConfig, agent: AgentFile, folder: Path | None) -> 
     instructions = "\n\n".join(filter(None, (_instructions(agent.spec, folder), guidance.text)))
     settings = _resolve_model_settings(files, providers, instructions)
     pacing, tasks = _pacing(files), _tasks(files, folder)
-    return ResolvedAgent(
+    return AgentDefinition(
         policy=policy,
         model_settings=replace(settings, script=script, reflex=reflex),
         pacing=pacing,

@@ -1,13 +1,14 @@
-"""The limits of one run, which can only tighten those of its agent."""
+"""The model and the limits of one run. The limits can only tighten those of its agent."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct, to_builtins
 from msgspec.structs import replace
 
 from halter.config.decode import decode_document, format_key_path, value_or_default
 from halter.config.yaml_reader import Document, SourceMap
+from halter.core.events import SessionStarted
 from halter.core.money import Cap
 from halter.policy.evaluation import ResolvedPolicy
 from halter.policy.meet import tighten
@@ -46,6 +47,30 @@ def list_limit_conflicts(max_output: int, min_output: int, window: int) -> Itera
     if window and window <= max_output:
         sentence = f"context window of {window} tokens is too small for max_output_tokens {max_output}"
         yield "context_window", f"{sentence}; raise it, or lower `max_output_tokens`."
+
+
+class RunSettings(Struct, frozen=True):
+    """The model and the limits of a run that has its own. The journal keeps them, so that a resume has the same."""
+
+    model: str = ""
+    limits: Limits = Limits()
+
+    @classmethod
+    def of(cls, event: object) -> "RunSettings":
+        """Return the settings with which a session has started."""
+        if not isinstance(event, SessionStarted) or not (event.model or event.limits):
+            return NO_RUN_SETTINGS
+        known_limits = {key: value for key, value in event.limits.items() if key in Limits.__struct_fields__}
+        return cls(event.model, Limits(**cast("dict[str, Any]", known_limits)))
+
+    def record(self, event: SessionStarted) -> SessionStarted:
+        """Return the start of a session with these settings."""
+        if self == NO_RUN_SETTINGS:
+            return event
+        return replace(event, model=self.model, limits=to_builtins(self.limits))
+
+
+NO_RUN_SETTINGS: Final = RunSettings()
 
 
 class _ModelKey(Spec, frozen=True):

@@ -6,8 +6,9 @@ from typing import Any, Final, cast
 
 from halter.config.agent_files import AgentFile
 from halter.config.decode import format_key_path, value_or_default
+from halter.config.definition import AgentDefinition
 from halter.config.merge import FleetConfig
-from halter.config.resolve import ResolvedAgent, resolve_phases
+from halter.config.resolve import resolve_phases
 from halter.config.yaml_reader import KeyPath
 from halter.core.errors import ConfigError
 from halter.core.text import suggest_nearest
@@ -40,7 +41,7 @@ def check_named_tools(resolved: ResolvedPolicy, agent: AgentFile, tools: Iterabl
                 )
 
 
-def check_reflex_tools(agent: "ResolvedAgent", tools: Iterable[str]) -> None:
+def check_reflex_tools(agent: "AgentDefinition", tools: Iterable[str]) -> None:
     """Raise ConfigError, with its line, for a rule of a reflex that calls a tool which the agent does not have."""
     tool_names = sorted({*tools, *VERBS})
     for index, rule in enumerate(agent.model_settings.reflex):

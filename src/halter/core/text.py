@@ -105,12 +105,15 @@ def join_names(names: Iterable[Any]) -> str:
 
 
 def suggest_nearest(name: str, candidates: Sequence[str], noun: str) -> str:
-    """Return the end of a sentence about an unknown name: the nearest candidate, and all candidates."""
+    """Return the end of a sentence about an unknown name: the nearest candidate, or all if none is surely meant."""
     from difflib import get_close_matches  # Loaded only where a mistake is reported.
 
-    anagrams = [candidate for candidate in candidates if sorted(candidate) == sorted(name)]
-    nearest = anagrams or get_close_matches(name, candidates, 1, 0.6)
+    letters = sorted(name.casefold())
+    anagrams = [candidate for candidate in candidates if sorted(candidate.casefold()) == letters]
+    if sure := anagrams or get_close_matches(name, candidates, 1, 0.75):
+        return f"did you mean `{sure[0]}`?"
     listing = f"{noun} are {join_names(candidates) or 'none'}."
+    nearest = get_close_matches(name, candidates, 1, 0.6)
     return f"did you mean `{nearest[0]}`? {listing[0].upper()}{listing[1:]}" if nearest else listing
 
 

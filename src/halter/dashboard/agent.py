@@ -61,7 +61,7 @@ from halter.dashboard.widgets import (
 )
 from halter.operations import agents, control, fleet, messages, queries
 from halter.operations.backtest import backtest_policy
-from halter.operations.definition import AgentDefinition, read_definition
+from halter.operations.definition import RecordedDefinition, read_definition
 from halter.operations.queries import AgentLine, FactView
 from halter.present.sheet import list_lines
 from halter.present.tables import build_backtest_sheet
@@ -353,7 +353,7 @@ def _build_trigger(page: OpenPage, plan: TriggerPlan) -> Callable[[TriggerPlan],
     return show
 
 
-def _build_definition(page: OpenPage, definition: AgentDefinition | None) -> None:
+def _build_definition(page: OpenPage, definition: RecordedDefinition | None) -> None:
     if definition is None:
         add_text("The definition is stored with the first session.", "h-none")
         return
@@ -372,7 +372,7 @@ def describe_provider_tool(tool: ProviderTool) -> str:
     return f"{tool.name}, at most {format_count(tool.max_uses, 'time')} a request; the guard does not see its calls"
 
 
-def list_definition_facts(definition: AgentDefinition) -> list[tuple[str, str]]:
+def list_definition_facts(definition: RecordedDefinition) -> list[tuple[str, str]]:
     """List the configuration and the policy of an agent as named facts."""
     caps = definition.caps
     return [

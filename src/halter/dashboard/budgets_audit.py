@@ -46,6 +46,7 @@ from halter.dashboard.widgets import (
     set_meter,
     split_arguments,
 )
+from halter.journal.export import export_sessions
 from halter.operations import money, queries
 from halter.operations.actor import Actor
 from halter.operations.money import Direction, Spending
@@ -581,7 +582,5 @@ async def _audit(actor: Actor, filters: AuditFilter) -> AsyncIterator[bytes]:
 
 
 def _journal(view: Any, sessions: Sequence[str], now: int) -> bytes:
-    from halter.journal.export import export_sessions
-
     lines = export_sessions(view, sessions, encode_receipt, version=__version__, now=now)
     return b"".join(encode_public_json(line) + b"\n" for line, _ in lines)

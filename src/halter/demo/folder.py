@@ -13,25 +13,24 @@ from contextlib import contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from halter.config.trust import TrustFile, digest_folder
 from halter.core.clock import DAY, MINUTE, SECOND, Clock
 from halter.core.errors import ConfigError
+from halter.demo.incidents import NightRecord
 from halter.loop.concurrency import run_together
 from halter.models.providers import is_installed
 from halter.runtime.feed import Bus
 from halter.runtime.runtime import Runtime
 from halter.server.auth import Keyring, make_secret, make_token, suggest_token_name
 from halter.server.listener import HOST, PORT, bind, format_address, require_server
+from halter.server.login import make_login_url
 from halter.server.server import ServerExtras, serve_web
 from halter.settings import Settings
 from halter.spec.models import KNOWN_PROVIDERS
-
-if TYPE_CHECKING:
-    from halter.demo.incidents import NightRecord
 
 AGENT: Final = "night-watch"
 FILES: Final = ("agent.yaml", "rules.yaml", "tools.py", "AGENTS.md")
@@ -91,13 +90,11 @@ NIGHT_STORE: Final = "night.db"
 
 
 @contextmanager
-def record_night(demo_folder: DemoFolder, person: str, now: int) -> "Generator[NightRecord | None]":
+def record_night(demo_folder: DemoFolder, person: str, now: int) -> Generator[NightRecord | None]:
     """Yield the record of the night, and make its store the demo's store when it is complete.
 
     Yields None and changes nothing if the demo already has a store.
     """
-    from halter.demo.incidents import NightRecord
-
     draft_store = demo_folder.root / NIGHT_STORE
     if demo_folder.store.exists():
         yield None
@@ -224,7 +221,6 @@ class DemoDashboard(msgspec.Struct, frozen=True):
 def open_demo_dashboard(app: Runtime, bus: Bus, report: Callable[[str], None], first: int = PORT) -> DemoDashboard:
     """Bind a port and make a token that is not stored. Raises ConfigError if the extra `server` is not installed."""
     require_server()
-    from halter.server.login import make_login_url
 
     listener = bind_free_port(first)
     port = listener.getsockname()[1]

@@ -52,6 +52,7 @@ from halter.core.usage import ModelName, ModelPrices, Unpriced, Usage
 from halter.core.vocabulary import State
 from halter.journal.checkpoints import Checkpointer
 from halter.journal.sqlite import LEASE_DURATION
+from halter.models.prices import Prices
 from halter.runtime.feed import read_stream_heads
 from halter.runtime.runtime import Runtime, use_local_policy
 from halter.runtime.supervisor import Supervisor
@@ -70,8 +71,6 @@ ReplyScript = Callable[[Prompt], Reply]
 
 def find_price() -> ModelPrices:
     """Find the model's price in the table that caps use."""
-    from halter.models.prices import Prices
-
     prices = Prices().find(MODEL)
     if isinstance(prices, Unpriced):
         raise ConfigError(prices.sentence)

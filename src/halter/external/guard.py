@@ -22,8 +22,9 @@ from typing import Any, Final, TypeVar, Unpack
 
 import msgspec
 
+from halter.config.definition import AgentDefinition
 from halter.config.resolve import read_model_rates, resolve_policy
-from halter.config.tool_names import check_named_tools, list_named_tools
+from halter.config.tool_names import list_named_tools
 from halter.core.errors import ConfigError, HalterError, LeaseLost
 from halter.core.events import SessionStarted
 from halter.core.messages import Model
@@ -48,10 +49,9 @@ from halter.runtime.agent import (
     reject_unread_keys,
     resolve_secrets,
 )
-from halter.runtime.agent_context import Models
-from halter.runtime.assembly.agent_tools import index_tools
-from halter.runtime.assembly.assembled_agent import AssembledAgent
-from halter.runtime.assembly.protected_paths import list_protected_paths, protect_tools
+from halter.runtime.agent_runtime import AgentRuntime
+from halter.runtime.assembly.agent_builder import build_agent
+from halter.runtime.assembly.protected_paths import list_protected_paths
 from halter.runtime.runtime import Runtime
 from halter.spec.models import BrainSpec
 from halter.state.receipt import Receipt
@@ -203,7 +203,7 @@ class Guard(AgentProgram):
 
     async def _resume_or_begin(self, task: str, session: str | None) -> GuardedSession:
         opened, host = self._open_context(), self._host()
-        guard, policy, tools = opened.guard(), opened.agent.policy, dict(opened.agent.tools)
+        guard, policy, tools = opened.guard(), opened.policy, dict(opened.tools)
         event = SessionStarted(
             session=session or opened.app.ids.make(), agent=self._agent, kind="task", started_by=self._settings.person
         )
@@ -214,7 +214,7 @@ class Guard(AgentProgram):
         if isinstance(lease, SessionRow):
             raise _explain_unclaimed(lease)
         check = make_external_check(policy.provenance, policy, tools)
-        external = ExternalSession(host, guard, lease, opened.agent.make_context(event.session), tools, check)
+        external = ExternalSession(host, guard, lease, opened.make_context(event.session), tools, check)
         external.runtime.sleeps_at_cap = policy.on_cap == "wait"
         events = await external.recover()
         if check is not None:
@@ -223,31 +223,28 @@ class Guard(AgentProgram):
             check.add_task(guard.redact(task))
         return GuardedSession(external, tools)
 
-    async def _assemble(self, app: Runtime, stack: AsyncExitStack) -> tuple[AssembledAgent, Models]:
+    async def _assemble(self, app: Runtime, stack: AsyncExitStack) -> AgentRuntime:
         reject_unread_keys(self._options, "the guard's policy")
         if unread := next((key for key in self._options.get("policy", {}) if key in _LOOP_KEYS), ""):
             raise ConfigError(
                 f"the guard's policy: `{unread}` has no effect in a guard: only an agent's own loop reads it."
             )
-        agent = parse_agent_options(self._agent, self._options, "the guard's policy", {}, {})
-        policy = resolve_policy(app.fleet, agent)
-        tools = index_tools(self._tools)
-        protect_tools(self._tools, list_protected_paths(self._settings, None, None))
-        specs = [tool.spec for tool in self._tools]
-        if self._external:
-            unknown = {name for _, name in list_named_tools(agent)} - {spec.name for spec in specs}
-            specs += [ToolSpec(name=name, description="", schema=b"{}") for name in sorted(unknown)]
-        check_named_tools(policy, agent, specs)
-        model, model_settings = self._simulates, BrainSpec(rates=read_model_rates(app.fleet))
-        if model is not None:
-            model_settings = msgspec.structs.replace(model_settings, model_for={"simulation": str(model.name)})
-        assembled = AssembledAgent(
-            policy=policy,
-            model_settings=model_settings,
-            tools=tools,
-            secrets=resolve_secrets(self._options, self._environ),
+        file = parse_agent_options(self._agent, self._options, "the guard's policy", {}, {})
+        settings, simulates = BrainSpec(rates=read_model_rates(app.fleet)), self._simulates
+        if simulates is not None:
+            settings = msgspec.structs.replace(settings, model_for={"simulation": str(simulates.name)})
+        undeclared = {name for _, name in list_named_tools(file)} - {tool.spec.name for tool in self._tools}
+        undeclared_specs = [ToolSpec(name=name, description="", schema=b"{}") for name in sorted(undeclared)]
+        return build_agent(
+            app,
+            file,
+            AgentDefinition(policy=resolve_policy(app.fleet, file), model_settings=settings),
+            self._tools,
+            list_protected_paths(self._settings, None, None),
+            resolve_secrets(self._options, self._environ),
+            undeclared_tools=undeclared_specs if self._external else (),
+            models={} if simulates is None else {str(simulates.name): simulates},
         )
-        return assembled, Models(app, assembled, {} if model is None else {str(model.name): model})
 
 
 def _explain_unclaimed(row: SessionRow) -> SessionInUse | SessionAlreadyEnded:

@@ -18,7 +18,7 @@ from halter.guard.guard import GuardRuntime
 from halter.guard.halts import run_shielded
 from halter.journal.store import JournalStore
 from halter.policy.evaluation import ResolvedPolicy
-from halter.runtime.agent_context import store_policy
+from halter.runtime.agent_runtime import store_policy
 from halter.runtime.runtime import Runtime
 from halter.state import lifecycle
 

@@ -28,7 +28,7 @@ from halter.loop.concurrency import raise_if_cancelled
 from halter.proxy.keys import KeyRing, VirtualKey, find_client_key
 from halter.redaction.secrets import read_environment_secrets
 from halter.runtime.agent import parse_agent_options
-from halter.runtime.assembly.assembled_agent import AssembledAgent
+from halter.runtime.agent_runtime import make_agent_runtime
 from halter.runtime.assembly.folder_code import find_agent_code, read_trusted_servers, require_loadable, require_trusted
 from halter.runtime.runtime import Runtime
 from halter.server.listener import serve_asgi
@@ -69,12 +69,11 @@ def read_gateway_agent(app: Runtime, agent: str, config: Path | None) -> Gateway
             f"`gateway.sampling` of {agent} needs a model. Add `model: provider:model` to its agent.yaml."
         )
     secrets = read_environment_secrets(app.environ)
-    assembled_agent = AssembledAgent(**resolved_agent.parts(), tools={}, secrets=secrets)
-    return GatewayAgent(assembled_agent, file, file.spec.gateway, servers)
+    return GatewayAgent(make_agent_runtime(app, resolved_agent, {}, secrets), file, file.spec.gateway, servers)
 
 
 def make_mcp_terms(app: Runtime, owner: GatewayAgent, config: Path | None) -> McpTerms:
-    folder = owner.agent.source_folder if config is None else None
+    folder = owner.agent.definition.source_folder if config is None else None
 
     def reject_untrusted() -> None:
         if folder is None:

@@ -5,7 +5,7 @@ import base64
 import binascii
 import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, Final, cast
 
 import anyio
@@ -53,7 +53,7 @@ from halter.gateway.tasks import TaskRequestParams, UpdateTaskRequestParams, kno
 from halter.gateway.upstreams import Announcement, GatewayAgent, ListKind, LogNews, ResourceNews, Upstreams
 from halter.guard.call_answer import Answer
 from halter.loop.concurrency import cancel_and_wait
-from halter.runtime.agent_context import make_guard, models_of
+from halter.runtime.agent_runtime import make_guard
 from halter.runtime.runtime import Runtime, follow_prices
 from halter.tools.function_tool import canonical_json
 from halter.tools.mcp import McpTerms
@@ -481,11 +481,11 @@ async def open_gateway(
     worker = make_worker_id("gateway", app.ids)
     guard = make_guard(app, owner.agent.policy, owner.agent.secrets)
     async with (
-        models_of(app, owner.agent) as models,
+        aclosing(owner.agent.models),
         renew_leases(app.patient(), app.clock, worker, liveness=app.liveness),
         follow_prices(app),
     ):
-        terms = GatewayTerms(SessionHost(app, worker), owner, guard, models)
+        terms = GatewayTerms(SessionHost(app, worker), owner, guard)
         gateway = Gateway(terms, lambda narrowed: Upstreams(app, narrowed, mcp_terms, report), identify, report)
         upkeep_task = asyncio.create_task(gateway.run_upkeep(), name="gateway upkeep")
         try:

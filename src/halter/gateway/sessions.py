@@ -41,8 +41,7 @@ from halter.guard.request import (
 )
 from halter.loop.concurrency import cancel_and_wait
 from halter.provenance.check import choose_provenance_mode
-from halter.runtime.agent_context import Models
-from halter.runtime.assembly.assembled_agent import AssembledAgent
+from halter.runtime.agent_runtime import AgentRuntime
 from halter.runtime.runtime import Runtime
 from halter.spec.agent import GatewaySpec
 
@@ -67,7 +66,6 @@ class GatewayTerms(msgspec.Struct, frozen=True):
     host: SessionHost
     owner: GatewayAgent
     guard: GuardRuntime
-    models: Models
     recovering: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
 
     @property
@@ -75,7 +73,7 @@ class GatewayTerms(msgspec.Struct, frozen=True):
         return self.host.app
 
     @property
-    def agent(self) -> AssembledAgent:
+    def agent(self) -> AgentRuntime:
         return self.owner.agent
 
     @property
@@ -150,7 +148,7 @@ class GatedSession(ExternalSession):
         """Make a server's model request with the agent's model, through the guard and on the same account."""
         if self.end_reason:
             raise Failed("Sampling", self.end_reason)
-        model = self.terms.models.get(self.terms.agent.model_settings.model)
+        model = self.terms.agent.models.get(self.terms.agent.definition.model_settings.model)
         request = ModelRequest(
             id=self.make_effect_id("s"),
             prompt=make_sampling_prompt(server, params),
@@ -161,7 +159,7 @@ class GatedSession(ExternalSession):
 
     async def _hiding(self) -> SessionContext:
         """Make the context of a model request, with the names that the agent hides from models."""
-        context, names = self.context, self.terms.agent.tasks.anonymize
+        context, names = self.context, self.terms.agent.definition.tasks.anonymize
         if names is None:
             return context
         (first_event,) = await self.host.store.read(session_stream(self.id), 0, 1)
@@ -273,14 +271,14 @@ def _consume_error(task: "asyncio.Task[Any]") -> None:
         task.exception()
 
 
-def _make_provenance_check(agent: AssembledAgent, tools: Mapping[str, Tool]) -> ExternalProvenanceCheck | None:
+def _make_provenance_check(agent: AgentRuntime, tools: Mapping[str, Tool]) -> ExternalProvenanceCheck | None:
     """Make the provenance check. It trusts the agent's own instructions, because it cannot see the client's prompt.
 
     Text that the client's model read outside the gateway, such as mail from its own tool, is not tracked.
     """
     call_brake = make_external_check(choose_provenance_mode(agent.policy), agent.policy, tools)
     if call_brake is not None:
-        call_brake.provenance_check.trust(agent.model_settings.instructions, "the instructions")
+        call_brake.provenance_check.trust(agent.definition.model_settings.instructions, "the instructions")
     return call_brake
 
 

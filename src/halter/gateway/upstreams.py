@@ -47,7 +47,7 @@ from halter.core.text import clean
 from halter.core.tools import SERVER_SEPARATOR, Failed, Tool, ToolServer, ToolSpec
 from halter.gateway.calls import CANCELLED, PROMPT, RESOURCE, ClientCall, GatedTool, ReadingTool
 from halter.guard.prepare import SessionContext
-from halter.runtime.assembly.assembled_agent import AssembledAgent
+from halter.runtime.agent_runtime import AgentRuntime
 from halter.runtime.assembly.server_pins import settle_pins
 from halter.runtime.runtime import Runtime
 from halter.spec.agent import GatewaySpec
@@ -86,7 +86,7 @@ AskModel = Callable[[str, CreateMessageRequestParams], Awaitable[CreateMessageRe
 class GatewayAgent(msgspec.Struct, frozen=True):
     """An agent whose calls pass the gateway; `file` has the rules that are checked against the servers' tools."""
 
-    agent: AssembledAgent
+    agent: AgentRuntime
     file: AgentFile
     spec: GatewaySpec
     servers: tuple[ToolServer, ...]
@@ -100,7 +100,7 @@ class GatewayAgent(msgspec.Struct, frozen=True):
         agent_caps |= {per: _lower(agent_caps.get(per), cap) for per, cap in own_caps.items() if per}
         session_cap = _lower(policy.caps.session, own_caps[""]) if "" in own_caps else policy.caps.session
         narrowed_caps = msgspec.structs.replace(policy.caps, session=session_cap, agent=tuple(agent_caps.values()))
-        narrowed_agent = msgspec.structs.replace(self.agent, policy=msgspec.structs.replace(policy, caps=narrowed_caps))
+        narrowed_agent = self.agent.with_policy(msgspec.structs.replace(policy, caps=narrowed_caps))
         return msgspec.structs.replace(self, agent=narrowed_agent)
 
 

@@ -16,8 +16,7 @@ from halter.hooks.registry import HookedProgram, HookFolder
 from halter.hooks.tools import HookedTool
 from halter.policy.evaluation import ResolvedPolicy
 from halter.redaction.secrets import read_environment_secrets
-from halter.runtime.agent_context import make_guard
-from halter.runtime.assembly.assembled_agent import AssembledAgent
+from halter.runtime.agent_runtime import AgentRuntime, make_agent_runtime, make_guard
 from halter.runtime.assembly.protected_paths import list_protected_paths
 from halter.runtime.runtime import Runtime
 from halter.system.protected_paths import ProtectedEntry, ProtectedPaths
@@ -27,7 +26,7 @@ class HookedAgent(msgspec.Struct, frozen=True):
     """An agent and its guard, with the state of the agent's file when it was read."""
 
     entry: HookedProgram
-    agent: AssembledAgent
+    agent: AgentRuntime
     guard: GuardRuntime
     protected: ProtectedPaths
     file_state: tuple[int, ...]
@@ -75,7 +74,7 @@ class HookedAgents:
         secrets = read_environment_secrets(app.environ)
         return HookedAgent(
             entry,
-            AssembledAgent(**resolved_agent.parts(), tools={}, secrets=secrets),
+            make_agent_runtime(self._app, resolved_agent, {}, secrets),
             make_guard(app, resolved_agent.policy, secrets),
             list_protected_paths(app.settings, file, folder).union(_list_hook_settings(entry)),
             file_state,

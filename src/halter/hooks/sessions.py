@@ -17,7 +17,7 @@ from halter.guard.guard import GuardRuntime
 from halter.guard.prepare import SessionContext
 from halter.hooks.agents import HookedAgent
 from halter.hooks.protocol import DIALECTS, HookEvent, UndecidableEvent
-from halter.runtime.agent_context import LEASE_WAIT_TIMEOUT
+from halter.runtime.agent_runtime import LEASE_WAIT_TIMEOUT
 from halter.state.session import InFlight
 
 IDLE_END: Final = 24 * HOUR

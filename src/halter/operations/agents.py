@@ -37,8 +37,8 @@ from halter.operations.actor import (
 )
 from halter.operations.artifacts import ArtifactName, ArtifactSettled, promote_into, resolve_artifact
 from halter.operations.queries import read_all_events
-from halter.runtime.agent_context import AgentContext, models_of
-from halter.runtime.assembly.assembled_agent import assemble_agent
+from halter.runtime.agent_runtime import AgentRuntime
+from halter.runtime.assembly.folder_agent import open_folder_agent
 from halter.runtime.message_router import (
     ForwardedMessage,
     build_surroundings,
@@ -80,19 +80,17 @@ class MessageSent(Done, frozen=True):
 
 
 @asynccontextmanager
-async def speaking_with(app: Runtime, folder: Path, report: Callable[[str], None]) -> AsyncGenerator[AgentContext]:
+async def speaking_with(app: Runtime, folder: Path, report: Callable[[str], None]) -> AsyncGenerator[AgentRuntime]:
     """Assemble an agent for a conversation. `report` receives what it waits for, and which parts were left out."""
     worker = make_worker_id("talk", app.ids)
     async with (
-        assemble_agent(app, folder, report=report) as agent,
-        models_of(app, agent) as models,
+        open_folder_agent(app, folder, worker, report=report) as agent,
         renew_leases(app.store, app.clock, worker, liveness=app.liveness),
     ):
         for sentence in agent.unavailable_tools:
             report(sentence)
-        context = AgentContext(app, agent, models, worker)
-        context.require_model()
-        yield context
+        agent.require_model()
+        yield agent
 
 
 def folder_of(actor: Actor, agent: str) -> Path:
@@ -106,7 +104,7 @@ def folder_of(actor: Actor, agent: str) -> Path:
 async def _start(
     actor: Actor,
     agent: str,
-    begin: Callable[[AgentContext, Path], Awaitable[tuple[MessageSent, Callable[[], Awaitable[Any]]]]],
+    begin: Callable[[AgentRuntime, Path], Awaitable[tuple[MessageSent, Callable[[], Awaitable[Any]]]]],
 ) -> MessageSent:
     """Start background work with an agent; return as soon as it has started."""
     folder, agents = folder_of(actor, agent), actor.agents
@@ -143,7 +141,7 @@ async def give_message(
         fail_invalid("The message is empty. Send the agent a task.")
     uses_front_door = front_door and not actor.principal.agents
 
-    async def begin(context: AgentContext, _: Path) -> tuple[MessageSent, Callable[[], Awaitable[Any]]]:
+    async def begin(context: AgentRuntime, _: Path) -> tuple[MessageSent, Callable[[], Awaitable[Any]]]:
         if existing_session:
             await reopen_agent_session(context, existing_session)
         name, route = SessionId(existing_session or actor.app.ids.make()), None
@@ -181,7 +179,7 @@ async def run_trigger(actor: Actor, agent: Agent, name: TriggerName) -> MessageS
     """Run a trigger now, exactly as if it had fired."""
     actor.require_person("operator", "run a trigger manually")
 
-    async def begin(context: AgentContext, folder: Path) -> tuple[MessageSent, Callable[[], Awaitable[Any]]]:
+    async def begin(context: AgentRuntime, folder: Path) -> tuple[MessageSent, Callable[[], Awaitable[Any]]]:
         session = await run_now(context, folder, name, None)
         message_result = MessageSent(session, f"{agent}/{name} runs in session {session}.", answered=False)
         return message_result, lambda: attend_run_here(context, folder, session)

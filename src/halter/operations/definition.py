@@ -56,7 +56,7 @@ class _Definition(msgspec.Struct, frozen=True):
     tasks: _Tasks = _Tasks()
 
 
-class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedDefinition(msgspec.Struct, frozen=True, kw_only=True):
     """The definition of an agent at the time `at`: its model, what it may use, and its caps."""
 
     agent: str
@@ -78,7 +78,7 @@ class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
     timeout: int
 
 
-async def read_definition(actor: Actor, agent: Agent) -> AgentDefinition | None:
+async def read_definition(actor: Actor, agent: Agent) -> RecordedDefinition | None:
     """Read the definition of an agent's newest session; None if there is none, or it was erased."""
     actor.require_agent(agent)
     for row in await actor.app.store.ask(Query("sessions_of_agent", SessionRow, {"agent": agent, "limit": 1})):
@@ -90,8 +90,8 @@ async def read_definition(actor: Actor, agent: Agent) -> AgentDefinition | None:
     return None
 
 
-def _make_definition(row: SessionRow, definition: _Definition) -> AgentDefinition:
-    return AgentDefinition(
+def _make_definition(row: SessionRow, definition: _Definition) -> RecordedDefinition:
+    return RecordedDefinition(
         agent=row.agent,
         at=row.started_at,
         model=definition.mind.model or "",

@@ -1,14 +1,12 @@
 """Daily periods in the local time of a zone, over every change of its clocks."""
 
-import re
 from collections.abc import Iterator
 from datetime import time, timedelta
 from zoneinfo import ZoneInfo
 
 import msgspec
 
-from halter.core.clock import DAY_TIME_PATTERN, find_first_moment, find_zone, to_local_time
-from halter.core.errors import ConfigError
+from halter.core.clock import find_first_moment, to_local_time
 from halter.spec.autonomy import ActiveHours
 
 
@@ -21,25 +19,7 @@ class Hours(msgspec.Struct, frozen=True):
 
 
 def parse_active_hours(spec: ActiveHours) -> Hours:
-    start, end = _clock("start", spec.start), _clock("end", spec.end)
-    if start == end:
-        raise ConfigError(
-            f"`active_hours` starts and ends at {spec.start}. Set a different `end`, "
-            "or remove `active_hours` for an agent that may always be awake."
-        )
-    zone = spec.timezone or "UTC"
-    if find_zone(zone) is None:
-        raise ConfigError(f"`active_hours.timezone` is {zone!r}, which is unknown. Use a name such as Europe/Berlin.")
-    return Hours(start, end, zone)
-
-
-def _clock(key: str, text: str) -> time:
-    if re.fullmatch(DAY_TIME_PATTERN, text) is None:
-        raise ConfigError(
-            f'`active_hours.{key}` is {text!r}, which is not a time of day. Use a quoted time such as "08:00", '
-            'from "00:00" to "23:59".'
-        )
-    return time.fromisoformat(text)
+    return Hours(time.fromisoformat(spec.start), time.fromisoformat(spec.end), spec.timezone or "UTC")
 
 
 def find_wake_time(hours: Hours, now: int) -> int | None:

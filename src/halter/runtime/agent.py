@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from halter.config.agent_files import AgentFile
+    from halter.config.definition import AgentDefinition
     from halter.config.merge import FleetConfig
-    from halter.config.resolve import ResolvedAgent
     from halter.config.yaml_reader import Document
     from halter.core.tools import File
     from halter.guard.call_answer import ApprovalRequired
@@ -63,8 +63,7 @@ if TYPE_CHECKING:
     from halter.loop.observer import LoopObserver
     from halter.loop.session_waits import WaitListener
     from halter.redaction.secrets import Secrets
-    from halter.runtime.agent_context import AgentContext, Models
-    from halter.runtime.assembly.assembled_agent import AssembledAgent
+    from halter.runtime.agent_runtime import AgentRuntime
     from halter.runtime.runtime import Runtime
     from halter.runtime.session_runner import NewSession
     from halter.spec.models import BrainSpec
@@ -108,10 +107,10 @@ class ProgramOptions(TypedDict, total=False):
 class _OpenContext:
     """An async context manager over a context that stays open after the block."""
 
-    def __init__(self, context: "AgentContext") -> None:
-        self._context = context
+    def __init__(self, agent: "AgentRuntime") -> None:
+        self._context = agent
 
-    async def __aenter__(self) -> "AgentContext":
+    async def __aenter__(self) -> "AgentRuntime":
         return self._context
 
     # Static: a bound method would stay in memory for each run that waits.
@@ -135,8 +134,8 @@ class AgentProgram(ABC):
         self._settings = resolve_settings(str(store), options, self._environ)
         self._tools: list[Tool] = list(options.get("tools", ()))
         self._stack: AsyncExitStack | None = None
-        self._open: AgentContext | None = None
-        self._open_for_call: AbstractAsyncContextManager[AgentContext] | None = None
+        self._open: AgentRuntime | None = None
+        self._open_for_call: AbstractAsyncContextManager[AgentRuntime] | None = None
 
     @overload
     def tool(self, function: Callable[..., Any], /, **options: Unpack[ToolOptions]) -> FunctionTool: ...
@@ -179,20 +178,20 @@ class AgentProgram(ABC):
         context = self._open_context()
         if session:
             return await self._is_session_near_budget(context, session)
-        return await context.guard().is_near_budget(context.agent.make_context(session))
+        return await context.guard().is_near_budget(context.make_context(session))
 
-    async def _is_session_near_budget(self, context: "AgentContext", session: str) -> bool:
+    async def _is_session_near_budget(self, agent: "AgentRuntime", session: str) -> bool:
         """Return whether a session without a wrap-up is near a cap."""
-        return await context.guard().is_near_budget(context.agent.make_context(session))
+        return await agent.guard().is_near_budget(agent.make_context(session))
 
     near_budget = RenamedAttribute("is_near_budget")
 
     @asynccontextmanager
-    async def _opening(self) -> "AsyncGenerator[AgentContext]":
+    async def _opening(self) -> "AsyncGenerator[AgentRuntime]":
         """Open the store, bind its policy, renew leases and assemble the agent."""
         from halter.dispatch.heartbeat import renew_leases
         from halter.journal.store_retry import ignore_problem
-        from halter.runtime.agent_context import AgentContext
+        from halter.runtime.assembly.agent_builder import open_agent
         from halter.runtime.runtime import DEFAULT_LEASE_DURATION, follow_prices, open_runtime
         from halter.runtime.telemetry.tracer import trace_process
 
@@ -217,12 +216,12 @@ class AgentProgram(ABC):
             await stack.enter_async_context(follow_prices(app))
             # The store must know the worker before it owns a session: see `start_session`.
             await app.patient().beat(worker)
-            agent, models = await self._assemble(app, stack)
-            yield AgentContext(app, agent, models, worker, lease + SECOND, sleeps_at_cap=False)
+            agent = await stack.enter_async_context(open_agent(app, self._assemble, worker))
+            yield replace(agent, hold_timeout=lease + SECOND, sleeps_at_cap=False)
 
     @abstractmethod
-    async def _assemble(self, app: "Runtime", stack: AsyncExitStack) -> "tuple[AssembledAgent, Models]":
-        """Assemble the agent that the program describes; `stack` closes it with the store."""
+    async def _assemble(self, app: "Runtime", stack: AsyncExitStack) -> "AgentRuntime":
+        """Assemble the agent that the program describes; `stack` closes what it starts."""
 
     def _read_fleet(self) -> "FleetConfig | None":
         """Return the fleet that the program configures with keys or with the path of a file."""
@@ -233,7 +232,7 @@ class AgentProgram(ABC):
             return read_fleet(Path(fleet))
         return parse_fleet(build_document(fleet, f"the {self.NOUN}'s fleet")) if fleet else None
 
-    def _open_context(self) -> "AgentContext":
+    def _open_context(self) -> "AgentRuntime":
         if self._open is None:
             raise ConfigError(f"The {self.NOUN} is not open. Use it inside `async with {self.NOUN}:`.")
         return self._open
@@ -395,12 +394,13 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         return AgentTool(self._name, description, max_cost=limit, hands_off=hand_off, open=self._open_for_caller)
 
     @asynccontextmanager
-    async def _open_for_caller(self, context: "AgentContext") -> "AsyncGenerator[AgentContext]":
-        """Yield this agent's context in the store and the fleet of the agent that calls it."""
-        async with AsyncExitStack() as stack:
-            agent, models = await self._assemble(context.app, stack)
-            agent = await self._add_dynamic_parts(agent, None)
-            yield replace(context, agent=agent, models=models, bound=None, answer_form=self._make_form(None, None))
+    async def _open_for_caller(self, caller: "AgentRuntime") -> "AsyncGenerator[AgentRuntime]":
+        """Open this agent in the store and the fleet of the agent that calls it."""
+        from halter.runtime.assembly.agent_builder import open_agent
+
+        async with open_agent(caller.app, self._assemble, caller.worker) as opened:
+            agent = (await self._add_dynamic_parts(opened, None)).run_beside(caller)
+            yield replace(agent, answer_form=self._make_form(None, None))
 
     def instructions(self, function: F) -> F:
         """Add a function that returns further instructions: `@agent.instructions`.
@@ -475,17 +475,16 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
             self._is_overridden = is_overridden
 
     @contextmanager
-    def _override_while_open(self, context: "AgentContext", model: str | Model) -> Generator[None]:
-        from halter.runtime.agent_context import use_model
+    def _override_while_open(self, agent: "AgentRuntime", model: str | Model) -> Generator[None]:
+        from halter.runtime.agent_runtime import use_model
 
-        overridden = use_model(context, model)
-        settings = replace(overridden.agent.model_settings, model_for={})
-        overridden = replace(overridden, agent=replace(overridden.agent, model_settings=settings))
+        overridden = use_model(agent, model)
+        overridden = overridden.with_settings(replace(overridden.definition.model_settings, model_for={}))
         previous, self._open_for_call = self._open_for_call, _OpenContext(overridden)
         try:
             yield
         finally:
-            if self._open is context:
+            if self._open is agent:
                 self._open_for_call = previous
 
     @overload
@@ -646,16 +645,20 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
             context = await self._bind(open_context, deps, model, limits)
             context.require_model()
             fork = await read_fork(context.store, await read_session_row(context, session), at)
-            by, redact, definition = context.app.settings.person, context.guard().redact, await context.definition()
+            by, redact, definition = (
+                context.app.settings.person,
+                context.guard().redact,
+                await context.store_definition(),
+            )
             new_session = await begin_fork(
                 context.app, fork, message, by, redact, session=id, definition=definition, run=context.run
             )
             return await self._run_attended(context, NewSession(new_session), self._make_form(output_type, deps))
 
-    async def _is_session_near_budget(self, context: "AgentContext", session: str) -> bool:
+    async def _is_session_near_budget(self, agent: "AgentRuntime", session: str) -> bool:
         from halter.runtime.session_start import is_session_near_budget
 
-        return await is_session_near_budget(context, session)
+        return await is_session_near_budget(agent, session)
 
     def start(
         self,
@@ -680,7 +683,7 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
 
         context = self._open_context()
         rows = await context.store.ask(
-            Query("open_of", SessionRow, {"agent": context.agent.policy.name, "limit": MAX_RESUMED})
+            Query("open_of", SessionRow, {"agent": context.policy.name, "limit": MAX_RESUMED})
         )
         tasks = [row.session for row in rows if row.kind == "task" and not row.parent and not row.trigger]
         return [self._run_in_background(self._resume_open(session, deps)) for session in tasks]
@@ -895,16 +898,16 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
 
     async def _run_attended(
         self,
-        context: "AgentContext",
+        agent: "AgentRuntime",
         new_session: "NewSession",
         form: "AnswerForm | None",
         observer: "LoopObserver | None" = None,
         on_wait: "WaitListener | None" = None,
     ) -> CompletedResult[Any] | StoppedResult:
         try:
-            conversation = await self._claim(context, new_session, form, observer, on_wait)
+            conversation = await self._claim(agent, new_session, form, observer, on_wait)
         except EndedBefore as ended:
-            return await _read_ended_result(context, ended, form)
+            return await _read_ended_result(agent, ended, form)
         try:
             return await self._conclude(conversation, await conversation.run_until_parked(), form)
         except BaseException as error:
@@ -913,24 +916,22 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
 
     async def _claim(
         self,
-        context: "AgentContext",
+        agent: "AgentRuntime",
         new_session: "NewSession",
         form: "AnswerForm | None",
         observer: "LoopObserver | None" = None,
         on_wait: "WaitListener | None" = None,
     ) -> "Conversation":
         """Claim a session for this process. If the observer listens to text, the model streams its answer."""
-        agent = context.agent
-        if observer is not None and observer.on_chunk is not None and agent.model_settings.streaming is None:
-            context = replace(
-                context, agent=replace(agent, model_settings=replace(agent.model_settings, streaming=True))
-            )
+        settings = agent.definition.model_settings
+        if observer is not None and observer.on_chunk is not None and settings.streaming is None:
+            agent = agent.with_settings(replace(settings, streaming=True))
         answer = None if form is None else form.tool
-        on_wait = on_wait or self._get_wait_listener(context)
-        return (await new_session.claim(context, observer, on_wait, answer)).conversation
+        on_wait = on_wait or self._get_wait_listener(agent)
+        return (await new_session.claim(agent, observer, on_wait, answer)).conversation
 
-    def _get_wait_listener(self, context: "AgentContext") -> "WaitListener":
-        return self._agent_options.get("waits") or partial(_log_wait, self._name, context.app.settings.store)
+    def _get_wait_listener(self, agent: "AgentRuntime") -> "WaitListener":
+        return self._agent_options.get("waits") or partial(_log_wait, self._name, agent.app.settings.store)
 
     async def _conclude(
         self, conversation: "Conversation", conclusion: "Conclusion", form: "AnswerForm | None"
@@ -939,63 +940,61 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         result = await conversation.conclude(conclusion)
         return result if form is None else await read_answer(result, form.tool.spec.name, form.read)
 
-    def _enter_for_call(self) -> "AbstractAsyncContextManager[AgentContext]":
+    def _enter_for_call(self) -> "AbstractAsyncContextManager[AgentRuntime]":
         """Return the open context, or open one for this call."""
         return self._open_for_call or self._opening()
 
     async def _bind(
         self,
-        open_context: "AgentContext",
+        open_context: "AgentRuntime",
         deps: Any,
         model: str | Model | None = None,
         limits: Mapping[str, Any] | None = None,
-    ) -> "AgentContext":
+    ) -> "AgentRuntime":
         """Return the context of one run, with its own model and limits, and with what depends on `deps`."""
         if model is not None or limits:
-            from halter.runtime.agent_context import choose_run_settings
+            from halter.runtime.agent_runtime import choose_run_settings
 
             open_context = choose_run_settings(open_context, model, limits)
-        context = open_context.bind()
-        agent = context.agent
+        agent = open_context.bind()
         if self._instructions or self._toolsets:
             agent = await self._add_dynamic_parts(agent, deps)
         if deps is not None:
             agent = _attach_deps(agent, deps)
-        return context if agent is context.agent else replace(context, agent=agent)
+        return agent
 
-    async def _add_dynamic_parts(self, agent: "AssembledAgent", deps: Any) -> "AssembledAgent":
+    async def _add_dynamic_parts(self, agent: "AgentRuntime", deps: Any) -> "AgentRuntime":
         """Add the instructions and tools that functions of the program return; they are called once per run."""
         from halter.runtime.assembly.agent_tools import index_tools
         from halter.runtime.assembly.protected_paths import list_protected_paths, protect_tools
 
         texts = [str(await _call_with_deps(function, deps)) for function in self._instructions]
         if any(text.strip() for text in texts):
-            instructions = "\n\n".join(text for text in (agent.model_settings.instructions, *texts) if text.strip())
-            agent = replace(agent, model_settings=replace(agent.model_settings, instructions=instructions))
+            settings = agent.definition.model_settings
+            instructions = "\n\n".join(text for text in (settings.instructions, *texts) if text.strip())
+            agent = agent.with_settings(replace(settings, instructions=instructions))
         new_tools = [tool for function in self._toolsets for tool in await _call_with_deps(function, deps)]
         if new_tools:
             protect_tools(new_tools, list_protected_paths(self._settings, None, None))
             agent = replace(agent, tools=index_tools([*agent.tools.values(), *new_tools]))
         return agent
 
-    async def _assemble(self, app: "Runtime", stack: AsyncExitStack) -> "tuple[AssembledAgent, Models]":
+    async def _assemble(self, app: "Runtime", stack: AsyncExitStack) -> "AgentRuntime":
         from halter.loop.turn import FINAL_ANSWER
-        from halter.runtime.agent_context import models_of
-        from halter.runtime.assembly.assembled_agent import assemble_agent
+        from halter.runtime.assembly.folder_agent import assemble_folder_agent
 
         if self._folder is None:
-            assembled, model_objects = await self._parse_options(app, stack)
+            agent = await self._parse_options(app, stack)
         else:
-            assembled, model_objects = self._add_options(
-                await stack.enter_async_context(assemble_agent(app, self._folder)), self._folder
-            )
+            agent = self._add_options(await assemble_folder_agent(app, stack, self._folder), self._folder)
+        settings = agent.definition.model_settings
         if self._is_overridden:
-            assembled = replace(assembled, model_settings=replace(assembled.model_settings, model_for={}))
+            settings = replace(settings, model_for={})
         if self._agent_options.get("native_output", False):
-            assembled = replace(assembled, model_settings=replace(assembled.model_settings, native_output=FINAL_ANSWER))
-        return assembled, await stack.enter_async_context(models_of(app, assembled, model_objects))
+            settings = replace(settings, native_output=FINAL_ANSWER)
+        return agent.with_settings(settings).with_models(_index_models(_list_models(self._agent_options)))
 
-    def _add_options(self, agent: "AssembledAgent", folder: Path) -> "tuple[AssembledAgent, Mapping[str, Model]]":
+    def _add_options(self, agent: "AgentRuntime", folder: Path) -> "AgentRuntime":
         """Add the program's options to the agent of a folder: models, tools, and limits that tighten its own."""
         from halter.config.run_limits import narrow_policy, narrow_settings, parse_session_limits
         from halter.runtime.assembly.agent_tools import index_tools
@@ -1008,14 +1007,14 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
             )
         cap = {"max_cost_usd": options["max_cost_usd"]} if "max_cost_usd" in options else {}
         limits = parse_session_limits({**options.get("limits", {}), **cap}, "the agent")
-        models, settings = _list_models(options), narrow_settings(agent.model_settings, limits)
-        if models:
+        settings = narrow_settings(agent.definition.model_settings, limits)
+        if models := _list_models(options):
             settings = _set_models(settings, models)
         if self._tools:
             protect_tools(self._tools, list_protected_paths(self._settings, None, None))
         tools = index_tools([*agent.tools.values(), *self._tools])
-        policy = narrow_policy(agent.policy, limits)
-        return replace(agent, policy=policy, model_settings=settings, tools=tools), _index_models(models)
+        agent = agent.with_policy(narrow_policy(agent.policy, limits))
+        return replace(agent.with_settings(settings), tools=tools)
 
     def _read_fleet(self) -> "FleetConfig | None":
         """Return the configured fleet, or for an agent of a folder the fleet file."""
@@ -1024,48 +1023,37 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         fleet = super()._read_fleet()
         return read_local_fleet(self._settings) if fleet is None and self._folder is not None else fleet
 
-    async def _parse_options(
-        self, app: "Runtime", stack: AsyncExitStack
-    ) -> "tuple[AssembledAgent, Mapping[str, Model]]":
+    async def _parse_options(self, app: "Runtime", stack: AsyncExitStack) -> "AgentRuntime":
         """Parse the options as an agent file, so that the same checks apply with the same messages."""
         from halter.config.resolve import resolve_agent
-        from halter.config.tool_names import check_named_tools
-        from halter.runtime.assembly.agent_tools import index_tools, start_servers
-        from halter.runtime.assembly.assembled_agent import AssembledAgent
-        from halter.runtime.assembly.protected_paths import list_protected_paths, protect_tools
+        from halter.runtime.assembly.agent_builder import build_agent
+        from halter.runtime.assembly.agent_tools import start_servers
+        from halter.runtime.assembly.protected_paths import list_protected_paths
         from halter.runtime.assembly.server_pins import settle_pins
-        from halter.runtime.assembly.unattended_tools import check_extras, check_pacing_tools
         from halter.tasks.task_tools import list_verb_specs
 
         options = self._agent_options
         models = _list_models(options)
-        model_objects = _index_models(models)
         model_keys: dict[str, Any] = {key: value for key, value in options.items() if key in MODEL_KEYS}
-        if not model_objects and models:
+        has_objects = bool(_index_models(models))
+        if models and not has_objects:
             model_keys |= {"model": models[0]} | ({"fallback_models": models[1:]} if models[1:] else {})
         reject_unread_keys(options, "the agent")
-        agent = parse_agent_options(self._name, options, "the agent", options.get("limits", {}), model_keys)
-        resolved_agent = _set_default_provenance(resolve_agent(app.fleet, agent, None))
-        if model_objects:
-            model_settings = _set_models(resolved_agent.model_settings, models)
-            resolved_agent = replace(resolved_agent, model_settings=model_settings)
+        file = parse_agent_options(self._name, options, "the agent", options.get("limits", {}), model_keys)
+        definition = _set_default_provenance(resolve_agent(app.fleet, file, None))
+        if has_objects:
+            definition = replace(definition, model_settings=_set_models(definition.model_settings, models))
         secrets = resolve_secrets(options, self._environ)
         servers = self._read_servers()
-        offer = await stack.enter_async_context(start_servers(app, servers, resolved_agent.policy, secrets))
+        offer = await stack.enter_async_context(start_servers(app, servers, definition.policy, secrets))
         tools = [*self._tools, *offer.tools]
-        check_named_tools(resolved_agent.policy, agent, (*(tool.spec for tool in tools), *list_verb_specs()))
-        check_extras(resolved_agent.pacing, resolved_agent.tasks)
-        check_pacing_tools(resolved_agent.policy, resolved_agent.pacing, agent, tools)
-        protect_tools(tools, list_protected_paths(self._settings, None, None))
-        names, specs = [server.name for server in servers], [tool.spec for tool in offer.tools]
-        quarantined_tools = await settle_pins(app, resolved_agent.policy, names, specs) if servers else frozenset[str]()
-        return AssembledAgent(
-            **resolved_agent.parts(),
-            tools=index_tools(tools),
-            secrets=secrets,
-            quarantined=quarantined_tools,
-            unavailable_tools=offer.omissions,
-        ), model_objects
+        paths = list_protected_paths(self._settings, None, None)
+        agent = build_agent(app, file, definition, tools, paths, secrets, undeclared_tools=list_verb_specs())
+        if servers:
+            names = [server.name for server in servers]
+            waiting = await settle_pins(app, definition.policy, names, [tool.spec for tool in offer.tools])
+            agent = replace(agent, quarantined=waiting)
+        return replace(agent, unavailable_tools=offer.omissions)
 
     def _read_servers(self) -> "Sequence[ToolServer]":
         """Parse the program's MCP servers as those of a file, so that the same checks apply."""
@@ -1076,7 +1064,7 @@ class Agent(AgentProgram, Generic[DepsT, OutputT]):
         return parse_servers(document, Path.cwd(), self._environ) if servers else ()
 
 
-def _set_default_provenance(agent: "ResolvedAgent") -> "ResolvedAgent":
+def _set_default_provenance(agent: "AgentDefinition") -> "AgentDefinition":
     """Ask about calls with values from untrusted content, as `halter init` writes it, if no policy says otherwise."""
     if agent.policy.provenance is not None:
         return agent
@@ -1105,11 +1093,11 @@ def _set_models(settings: "BrainSpec", models: Iterable[str | Model]) -> "BrainS
 
 
 async def _read_ended_result(
-    context: "AgentContext", ended: EndedBefore, form: "AnswerForm | None"
+    agent: "AgentRuntime", ended: EndedBefore, form: "AnswerForm | None"
 ) -> CompletedResult[Any] | StoppedResult:
     from halter.runtime.session_start import read_ended_result
 
-    result = await read_ended_result(context, ended.row)
+    result = await read_ended_result(agent, ended.row)
     return result if form is None else await read_answer(result, form.tool.spec.name, form.read)
 
 
@@ -1151,7 +1139,7 @@ async def _call_with_deps(function: Callable[..., Any], deps: Any) -> Any:
 
 
 async def _send_message(
-    context: "AgentContext",
+    agent: "AgentRuntime",
     message: str,
     session: str,
     new_session: str,
@@ -1165,23 +1153,23 @@ async def _send_message(
         from halter.runtime.session_origin import read_initial_messages
         from halter.runtime.session_start import open_session
 
-        messages = await read_initial_messages(context, history, files) if history or files else ()
-        return await open_session(context, message, kind, new_session, history=messages, takes_lease=True)
-    from halter.runtime.agent_context import NO_RUN_SETTINGS
+        messages = await read_initial_messages(agent, history, files) if history or files else ()
+        return await open_session(agent, message, kind, new_session, history=messages, takes_lease=True)
+    from halter.config.run_limits import NO_RUN_SETTINGS
 
-    if history or context.run != NO_RUN_SETTINGS:
+    if history or agent.run != NO_RUN_SETTINGS:
         raise ConfigError(
             f"Session {session} has already started. Pass `model`, `limits` and `history` only to a new session."
         )
     from halter.runtime.session_runner import NewSession
     from halter.runtime.session_start import post_message, reopen_agent_session
 
-    await reopen_agent_session(context, session)
-    await post_message(context, session, message, files)
+    await reopen_agent_session(agent, session)
+    await post_message(agent, session, message, files)
     return NewSession(SessionId(session))
 
 
-def _attach_deps(agent: "AssembledAgent", deps: Any) -> "AssembledAgent":
+def _attach_deps(agent: "AgentRuntime", deps: Any) -> "AgentRuntime":
     tools = {
         name: each.with_deps(deps) if isinstance(each, FunctionTool) else each for name, each in agent.tools.items()
     }

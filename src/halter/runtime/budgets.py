@@ -17,6 +17,7 @@ from halter.core.money import CARVED_CAP, ZERO_USD, Amount, BudgetRow, Cap, Caps
 from halter.core.ports import Query, Store
 from halter.core.rows import FleetPolicyRow, HoldRow, SessionRow, TriggerRow
 from halter.spec.triggers import AnyTrigger, inherit_trigger_caps
+from halter.state.trigger_records import find_trigger_row, read_trigger_record
 
 MAX_ENDED_SESSIONS: Final = 20
 """Number of the newest ended sessions that are shown."""
@@ -158,8 +159,6 @@ async def read_configured_caps(store: Store, definition: str) -> Caps | None:
 
 async def _trigger(store: Store, trigger: str) -> AnyTrigger | None:
     # Imported here because most budgets belong to no trigger, and listing them must be fast.
-    from halter.state.trigger_records import find_trigger_row, read_trigger_record
-
     row = await find_trigger_row(store, trigger)
     record = None if row is None else await read_trigger_record(store, row)
     return None if record is None else record.trigger()

@@ -28,6 +28,7 @@ from halter.system.folders import FileEntry, FileRefusal, allow_all
 from halter.tasks.retrieve import DocumentRef
 from halter.tasks.review import is_quote_supported
 from halter.tasks.task_tools import Finding, QuotedDocument
+from halter.tools.process import detect_media_type
 
 QUOTE_CONTEXT_LENGTH: Final = 600
 """Characters shown around a quote to its judge."""
@@ -225,7 +226,6 @@ async def read_result_files(files: Sequence[File]) -> tuple[Text, ...]:
 
 async def _read_result_file(file: File) -> Text:
     from halter.models.input_files import IMAGE_TYPES, PDF, explain_unseen, make_file_part, read_media_type
-    from halter.tools.process import detect_media_type
 
     if find_office_suffix(file):
         part = await _extract_text(file)

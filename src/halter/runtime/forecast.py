@@ -17,8 +17,8 @@ from halter.autonomy.triggers import (
     find_next_schedule_check,
     forecast_bounds,
 )
+from halter.config.definition import AgentDefinition
 from halter.config.mcp_file import MCP_FILE
-from halter.config.resolve import ResolvedAgent
 from halter.core.clock import DAY, HOUR
 from halter.core.errors import ConfigError
 from halter.core.forecast import MAX_SAMPLES, MIN_SAMPLES, forecast_cost
@@ -37,6 +37,8 @@ from halter.core.rows import SessionRow, TriggerRow
 from halter.core.schedules import Timing, count_ticks, explain_timing
 from halter.core.usage import ModelName, Unpriced, runs_locally
 from halter.guard.ledger import read_budget
+from halter.models.price_tables import make_prices
+from halter.models.providers import make_model
 from halter.policy.evaluation import ResolvedPolicy
 from halter.policy.store_policy import lower_caps_to_policy
 from halter.runtime.assembly.folder_code import OWN_TOOLS
@@ -97,7 +99,7 @@ class SpendingForecast(msgspec.Struct, frozen=True):
 
 
 async def forecast_spending(
-    store: Store, agent: ResolvedAgent, folder: Path, environ: Mapping[str, str], now: int
+    store: Store, agent: AgentDefinition, folder: Path, environ: Mapping[str, str], now: int
 ) -> SpendingForecast:
     """Compute what an agent can spend, from its file and from the triggers that people confirmed."""
     work = await find_clockwork(store, agent, folder, environ, now)
@@ -113,7 +115,7 @@ async def forecast_spending(
 
 
 async def find_clockwork(
-    store: Store, agent: ResolvedAgent, folder: Path, environ: Mapping[str, str], now: int
+    store: Store, agent: AgentDefinition, folder: Path, environ: Mapping[str, str], now: int
 ) -> Clockwork:
     runs_alone, open_sessions = agent.pacing.autonomy.enabled, await _list_unattended_sessions(store, agent.policy)
     starts_session = runs_alone and not any(row.kind == "autonomous" for row in open_sessions)
@@ -215,23 +217,20 @@ def build_scheduled_runs(
     )
 
 
-def is_free(agent: ResolvedAgent, folder: Path, environ: Mapping[str, str]) -> bool:
+def is_free(agent: AgentDefinition, folder: Path, environ: Mapping[str, str]) -> bool:
     """Return true if none of the agent's models has a price. With own code or servers, the cost is unknown: false."""
     if (folder / OWN_TOOLS).exists() or (folder / MCP_FILE).exists():
         return False
     return all(_costs_nothing(name, agent, environ) for name in agent.models())
 
 
-def _costs_nothing(name: str, agent: ResolvedAgent, environ: Mapping[str, str]) -> bool:
+def _costs_nothing(name: str, agent: AgentDefinition, environ: Mapping[str, str]) -> bool:
     model = ModelName.parse(name)
     provider_spec = agent.model_settings.providers.get(model.provider)
     url = None if provider_spec is None else provider_spec.base_url
     if not runs_locally(model, url):
         return False
     # Slow to import, and needed only for local models.
-    from halter.models.price_tables import make_prices
-    from halter.models.providers import make_model
-
     if model.provider not in {SCRIPTED, REFLEX}:
         try:
             url = make_model(name, agent.model_settings.providers, environ.get).base_url

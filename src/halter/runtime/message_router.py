@@ -18,8 +18,8 @@ from msgspec import UNSET
 from halter.autonomy.hot_state import HotState
 from halter.autonomy.triggers import Clockwork, find_tightest, forecast_bounds
 from halter.config.agent_files import find_neighbour_agents
+from halter.config.definition import AgentDefinition
 from halter.config.mcp_file import MCP_FILE
-from halter.config.resolve import ResolvedAgent
 from halter.core.clock import MINUTE, find_first_moment, find_zone, format_duration, to_local_time
 from halter.core.errors import ConfigError
 from halter.core.events import ApprovalGiven, MessageRouted
@@ -53,7 +53,7 @@ from halter.guard.halts import read_halts
 from halter.guard.ledger import read_budget
 from halter.loop.observer import NO_OBSERVER, LoopObserver
 from halter.loop.session_waits import WaitListener
-from halter.runtime.agent_context import AgentContext
+from halter.runtime.agent_runtime import AgentRuntime
 from halter.runtime.assembly.folder_code import OWN_TOOLS
 from halter.runtime.budgets import render_budgets
 from halter.runtime.forecast import (
@@ -91,64 +91,64 @@ class PlanOutcome(msgspec.Struct, frozen=True):
     sentence: str
 
 
-async def propose_schedule(context: AgentContext, task: Scheduled) -> PlanOutcome:
+async def propose_schedule(agent: AgentRuntime, task: Scheduled) -> PlanOutcome:
     """Ask a person to approve a scheduled task."""
-    objection = _find_objection(context, task)
+    objection = _find_objection(agent, task)
     if objection:
         return PlanOutcome("", objection)
-    agent, now = context.agent.policy.name, context.app.clock.now()
-    name = await _free_name(context, task.prompt)
+    now = agent.app.clock.now()
+    name = await _free_name(agent, task.prompt)
     schedule = Schedule(name=name, prompt=task.prompt, timezone=task.timing.timezone)
     planned_trigger = PlannedTrigger(
-        shown=describe_schedule_plan(agent, task, await _cost(context, schedule, task, now), now),
-        trigger=trigger_id(agent, name),
+        shown=describe_schedule_plan(agent.name, task, await _cost(agent, schedule, task, now), now),
+        trigger=trigger_id(agent.name, name),
         type="schedule",
         digest=digest_trigger(schedule),
         made=msgspec.Raw(encode_trigger_record(schedule, task.timing)),
     )
     # An approval after the planned moment would be too late.
-    lifetime = context.agent.policy.approval_expiry
+    lifetime = agent.policy.approval_expiry
     lifetime = lifetime if task.timing.at is None else min(lifetime, task.timing.at - now)
-    question = make_trigger_question(agent, planned_trigger, lifetime)
-    await context.store.commit(ask_question(question))
+    question = make_trigger_question(agent.name, planned_trigger, lifetime)
+    await agent.store.commit(ask_question(question))
     hint = f"Nothing is scheduled yet. Say approve, or run: halter approve {question.decision}"
     return PlanOutcome(question.decision, f"{planned_trigger.shown}\n{hint}")
 
 
-def _find_objection(context: AgentContext, task: Scheduled) -> str:
+def _find_objection(agent: AgentRuntime, task: Scheduled) -> str:
     """Describe why a task cannot be scheduled; "" if it can."""
     if len(task.prompt) > MAX_TASK_LENGTH:
         return f"The task is too long for a schedule: use at most {MAX_TASK_LENGTH:,} characters."
-    if context.guard().redact(task.prompt) != task.prompt:
+    if agent.guard().redact(task.prompt) != task.prompt:
         return "Not scheduled: the task contains a secret in plain text. Use ${secret:NAME} instead."
-    if next_tick_after(task.timing, context.app.clock.now()) is None:
+    if next_tick_after(task.timing, agent.app.clock.now()) is None:
         return f"Not scheduled: that time has passed ({explain_timing(task.timing)})."
     return ""
 
 
-async def _free_name(context: AgentContext, prompt: str) -> str:
+async def _free_name(agent: AgentRuntime, prompt: str) -> str:
     """Make a name from the task that no trigger of the agent has ever had."""
     words = re.findall(r"[a-z0-9]+", prompt.lower())[:MAX_NAME_WORDS]
     name = "-".join(words)[:40].strip("-") or "task"
     number = 1
-    while await _is_name_taken(context, name if number == 1 else f"{name}-{number}"):
+    while await _is_name_taken(agent, name if number == 1 else f"{name}-{number}"):
         number += 1
     return name if number == 1 else f"{name}-{number}"
 
 
-async def _is_name_taken(context: AgentContext, name: str) -> bool:
-    identity = trigger_id(context.agent.policy.name, name)
-    if context.agent.tasks.trigger(name) is not None:
+async def _is_name_taken(agent: AgentRuntime, name: str) -> bool:
+    identity = trigger_id(agent.policy.name, name)
+    if agent.definition.tasks.trigger(name) is not None:
         return True
-    if await context.store.ask(Query("trigger", TriggerRow, {"trigger": identity})):
+    if await agent.store.ask(Query("trigger", TriggerRow, {"trigger": identity})):
         return True
-    return bool(await context.store.ask(Query("decision", DecisionRow, {"decision": f"schedule/{identity}"})))
+    return bool(await agent.store.ask(Query("decision", DecisionRow, {"decision": f"schedule/{identity}"})))
 
 
-async def _cost(context: AgentContext, schedule: Schedule, task: Scheduled, now: int) -> str:
+async def _cost(agent: AgentRuntime, schedule: Schedule, task: Scheduled, now: int) -> str:
     """Describe the most that a schedule can cost, and the mean cost of earlier tasks."""
-    store = context.store
-    policy = await apply_policy_caps(store, context.agent.policy)
+    store = agent.store
+    policy = await apply_policy_caps(store, agent.policy)
     work = Clockwork(
         agent=policy.name, caps=policy.caps, schedules=(build_scheduled_runs(policy, schedule, task.timing),)
     )
@@ -199,17 +199,17 @@ def parse_playbook_inputs(text: str, names: tuple[str, ...]) -> dict[str, str]:
 
 
 async def _play_script(
-    context: AgentContext, route: RoutingDecision, script: Script, observer: "SubSessionObserver"
+    agent: AgentRuntime, route: RoutingDecision, script: Script, observer: "SubSessionObserver"
 ) -> "HandledMessage":
-    playbook = context.agent.playbooks[script.playbook]
+    playbook = agent.definition.playbooks[script.playbook]
     inputs = parse_playbook_inputs(script.rest, playbook.inputs)
     missing = [name for name in playbook.inputs if name not in inputs]
     if missing:
         hint = f"say run {script.playbook} with {missing[0]}=VALUE"
         return HandledMessage(route, f"{script.playbook} needs {join_names(missing)}: {hint}", ok=False)
     try:
-        session = await begin_playbook(context.app, context.agent, playbook, inputs)
-        outcome = await resume_playbook(context.app, context.agent, session, observer.on_step, observer.on_wait)
+        session = await begin_playbook(agent, playbook, inputs)
+        outcome = await resume_playbook(agent, session, observer.on_step, observer.on_wait)
     except ConfigError as error:
         return HandledMessage(route, str(error), ok=False)
     sentence = (
@@ -228,39 +228,39 @@ ONLY_A_PERSON = "Only a person can do that, and an agent sent this message."
 
 
 async def answer_fast_path(
-    context: AgentContext, route: RoutingDecision, session: str, *, typed_ahead: bool = False
+    agent: AgentRuntime, route: RoutingDecision, session: str, *, typed_ahead: bool = False
 ) -> str:
     """Answer a message without a model. `session` is the session to which it was sent."""
     match route.details:
         case Plain() if route.route == "status":
-            return await describe_status(context, session)
+            return await describe_status(agent, session)
         case Plain() if route.route == "needs_me":
-            return await describe_needs(context.store, context.app.clock.now())
+            return await describe_needs(agent.store, agent.app.clock.now())
         case Plain() if route.route == "schedules":
-            return await describe_schedules(context)
+            return await describe_schedules(agent)
         case Plain() if route.route == "last_receipt":
-            return await describe_last_receipt(context)
+            return await describe_last_receipt(agent)
         case ClockQuestion(zone=zone):
-            return describe_time(context.app.clock.now(), zone)
+            return describe_time(agent.app.clock.now(), zone)
         case SumResult(text):
             return text
         case SpendingQuestion(period):
-            return await describe_spending(context, period)
+            return await describe_spending(agent, period)
         case Scope(scope):
-            return await (_halt if route.route == "halt" else _resume)(context, scope)
+            return await (_halt if route.route == "halt" else _resume)(agent, scope)
         case Decided() as decided:
-            return await _decide(context, decided, session, typed_ahead=typed_ahead)
+            return await _decide(agent, decided, session, typed_ahead=typed_ahead)
         case ScheduleName() as schedule_name:
-            return await _cancel(context, schedule_name)
+            return await _cancel(agent, schedule_name)
         case HotStateQuestion(name):
-            return await describe_hot_state(context, name)
+            return await describe_hot_state(agent, name)
         case Plain() | Scheduled() | Unclear() | Delegated() | Script():
             return HELP_ANSWER
 
 
-async def describe_status(context: AgentContext, session: str) -> str:
+async def describe_status(agent: AgentRuntime, session: str) -> str:
     """Describe whether the agent is on or halted, and the state of its sessions."""
-    store, name, now = context.store, context.agent.policy.name, context.app.clock.now()
+    store, name, now = agent.store, agent.policy.name, agent.app.clock.now()
     rows = await store.ask(Query("open_of", SessionRow, {"agent": name, "limit": 1000}))
     switch = next((row for row in await store.ask(Query("all_agents", AgentRow)) if row.agent == name), None)
     scopes = {f"agent:{name}", "fleet", *(f"session:{row.session}" for row in rows)}
@@ -294,9 +294,9 @@ class _Sum(msgspec.Struct, frozen=True):
     usd: int
 
 
-async def describe_spending(context: AgentContext, period: Period) -> str:
+async def describe_spending(agent: AgentRuntime, period: Period) -> str:
     """Describe what the agent spent, for which purposes, and the state of its caps."""
-    policy, now, store = context.agent.policy, context.app.clock.now(), context.store
+    policy, now, store = agent.policy, agent.app.clock.now(), agent.store
     since = _find_period_start(period, now, policy.caps.zone)
     rows = await store.ask(Query("spent_by_purpose", _Sum, {"since": since}))
     sums: dict[str, int] = {}
@@ -309,11 +309,11 @@ async def describe_spending(context: AgentContext, period: Period) -> str:
         f"{policy.name} has spent {format_micros(sum(sums.values()))} {text}{f': {breakdown}' if breakdown else ''}."
     ]
     legs = [leg for leg in list_accounts(policy.caps, Spender("", policy.name), now) if leg.scope != "session:"]
-    return "\n".join([*lines, *[await _compare_with_cap(context, leg) for leg in legs]])
+    return "\n".join([*lines, *[await _compare_with_cap(agent, leg) for leg in legs]])
 
 
-async def _compare_with_cap(context: AgentContext, leg: Leg) -> str:
-    row = await read_budget(context.store, leg.scope, leg.window)
+async def _compare_with_cap(agent: AgentRuntime, leg: Leg) -> str:
+    row = await read_budget(agent.store, leg.scope, leg.window)
     cap = row.binding(leg.cap)
     spent, held, limit = format_compared_micros(row.spent, row.held, row.spent if cap is None else cap)
     held_text = f", and {held} is held" if row.held else ""
@@ -332,39 +332,37 @@ def _find_period_start(period: Period, now: int, zone: str) -> int:
     return find_first_moment(day, time(), zone_info)
 
 
-async def _halt(context: AgentContext, scope: str) -> str:
-    app = context.app
+async def _halt(agent: AgentRuntime, scope: str) -> str:
+    app = agent.app
     if not can_decide(app.settings.person):
         return ONLY_A_PERSON
-    resolved_scope = await _resolve_scope(context, scope)
+    resolved_scope = await _resolve_scope(agent, scope)
     if resolved_scope is None:
         return f"There is no session {scope.partition(':')[2]}; nothing was halted. List sessions with: halter sessions"
-    await context.store.commit(
-        halts.halt(resolved_scope, app.settings.person, app.ids.make(), "requested in a message")
-    )
+    await agent.store.commit(halts.halt(resolved_scope, app.settings.person, app.ids.make(), "requested in a message"))
     return (
         f"{resolved_scope} is halted. Nothing runs there until you say resume, or run: halter resume {resolved_scope}"
     )
 
 
-async def _resume(context: AgentContext, scope: str) -> str:
-    app = context.app
+async def _resume(agent: AgentRuntime, scope: str) -> str:
+    app = agent.app
     if not can_decide(app.settings.person):
         return ONLY_A_PERSON
-    resolved_scope = await _resolve_scope(context, scope)
-    ramp = await halts.compute_ramp(context.store, resolved_scope or scope)
+    resolved_scope = await _resolve_scope(agent, scope)
+    ramp = await halts.compute_ramp(agent.store, resolved_scope or scope)
     write = halts.resume(resolved_scope or scope, app.settings.person, app.ids.make(), ramp, "requested in a message")
-    if not (await context.store.commit(write)).events:
+    if not (await agent.store.commit(write)).events:
         return f"{resolved_scope or scope} is not halted."
     return halts.describe_resume(resolved_scope or scope, ramp)
 
 
-async def _resolve_scope(context: AgentContext, scope: str) -> str | None:
+async def _resolve_scope(agent: AgentRuntime, scope: str) -> str | None:
     """Complete an abbreviated session id in a scope; None if it is not unique. Other scopes are unchanged."""
     kind, _, name = scope.partition(":")
     if kind != "session":
         return scope
-    rows = await context.store.ask(Query("sessions_called", SessionRow, {"beginning": name}))
+    rows = await agent.store.ask(Query("sessions_called", SessionRow, {"beginning": name}))
     matches = [row.session for row in rows]
     exact = [session for session in matches if session.lower() == name]
     return f"session:{(exact or matches)[0]}" if len(exact or matches) == 1 else None
@@ -397,9 +395,9 @@ def _indent(text: str) -> str:
     return "\n".join(f"  {line}" for line in shorten(text, 1000).splitlines())
 
 
-async def _decide(context: AgentContext, answer: Decided, session: str, *, typed_ahead: bool) -> str:
-    app = context.app
-    decisions = await approvals.list_pending_decisions(context.store, app.clock.now())
+async def _decide(agent: AgentRuntime, answer: Decided, session: str, *, typed_ahead: bool) -> str:
+    app = agent.app
+    decisions = await approvals.list_pending_decisions(agent.store, app.clock.now())
     if not can_decide(app.settings.person):
         return ONLY_A_PERSON
     matches = (
@@ -413,7 +411,7 @@ async def _decide(context: AgentContext, answer: Decided, session: str, *, typed
         if answer.decision and decision.decision.lower().startswith(answer.decision.lower())
     ]
     if answer.ambiguous or len(matches) > 1:
-        own_decisions = [decision.decision for decision in decisions if decision.agent == context.agent.policy.name]
+        own_decisions = [decision.decision for decision in decisions if decision.agent == agent.policy.name]
         return (
             f"Several decisions are pending. Name one, as in: {answer.verdict} {(own_decisions or [''])[0]}\n"
             + "\n".join(f"- {name}" for name in own_decisions)
@@ -427,15 +425,15 @@ async def _decide(context: AgentContext, answer: Decided, session: str, *, typed
     (decision,) = matches
     if decision.about == "cap_raise" and answer.verdict == "approve":
         return f"A higher cap needs an amount. Run: halter approve {decision.decision} --cap AMOUNT"
-    is_unseen = typed_ahead or not await _is_recently_shown(context, session, decision.decision)
+    is_unseen = typed_ahead or not await _is_recently_shown(agent, session, decision.decision)
     if answer.implied and answer.verdict == "approve" and is_unseen:
         # This decision may have replaced the one that the person saw when typing.
         text = _indent(escape_hidden(decision.display_text))
         line = f"- {decision.decision}: {describe_decision(decision)}\n{text}".rstrip()
         return f"This decision is pending:\n{line}\nSay approve again to approve it, or deny."
-    continuation = await describe_continuation(context.store, decision.session, app.clock.now())
+    continuation = await describe_continuation(agent.store, decision.session, app.clock.now())
     write = approvals.answer_decision(decision, answer.verdict, app.settings.person, app.ids.make())
-    events = (await context.store.commit(write)).events
+    events = (await agent.store.commit(write)).events
     if events and isinstance(events[0].event, ApprovalGiven):
         return f"You approved {decision.decision}. A second person must approve it too."
     if not events:
@@ -444,9 +442,9 @@ async def _decide(context: AgentContext, answer: Decided, session: str, *, typed
     return f"{verdict}: {decision.decision} ({describe_decision(decision).rstrip('.')}). {continuation}".strip()
 
 
-async def _is_recently_shown(context: AgentContext, session: str, decision: str) -> bool:
+async def _is_recently_shown(agent: AgentRuntime, session: str, decision: str) -> bool:
     """Return true if a decision was shown recently, in this session or before it started."""
-    store, since = context.store, context.app.clock.now() - SHOWN_DECISION_TTL
+    store, since = agent.store, agent.app.clock.now() - SHOWN_DECISION_TTL
     for stream in (inbox_stream(session), FLEET):
         heads = await store.ask(Query("head", StreamRow, {"stream": stream}))
         for stored in (
@@ -458,12 +456,14 @@ async def _is_recently_shown(context: AgentContext, session: str, decision: str)
     return False
 
 
-async def describe_schedules(context: AgentContext) -> str:
-    name, now = context.agent.policy.name, context.app.clock.now()
-    plans = await plan_triggers(context.store, now, name)
+async def describe_schedules(agent: AgentRuntime) -> str:
+    name, now = agent.policy.name, agent.app.clock.now()
+    plans = await plan_triggers(agent.store, now, name)
     planned_names = {plan.name for plan in plans}
     pending_names = [
-        trigger_name.name for trigger_name in context.agent.tasks.triggers() if trigger_name.name not in planned_names
+        trigger_name.name
+        for trigger_name in agent.definition.tasks.triggers()
+        if trigger_name.name not in planned_names
     ]
     if not plans and not pending_names:
         return f"{name} has no triggers."
@@ -487,8 +487,8 @@ def _plan(plan: TriggerPlan, now: int) -> str:
     return f"- {plan.name}: {plan.when}{next_run}{last_run}{waiting_text}{quarantined_text}{delay_text}"
 
 
-async def _cancel(context: AgentContext, schedule_name: ScheduleName) -> str:
-    store, app = context.store, context.app
+async def _cancel(agent: AgentRuntime, schedule_name: ScheduleName) -> str:
+    store, app = agent.store, agent.app
     if not can_decide(app.settings.person):
         return ONLY_A_PERSON
     if not schedule_name.is_known:
@@ -497,10 +497,10 @@ async def _cancel(context: AgentContext, schedule_name: ScheduleName) -> str:
             if schedule_name.name
             else "Name the schedule: cancel schedule NAME."
         )
-        return f"{hint}\n{await describe_schedules(context)}"
-    if any(is_same_name(each.name, schedule_name.name) for each in context.agent.tasks.triggers()):
+        return f"{hint}\n{await describe_schedules(agent)}"
+    if any(is_same_name(each.name, schedule_name.name) for each in agent.definition.tasks.triggers()):
         return f"{schedule_name.name} was not ended: it is defined in agent.yaml. Remove it there."
-    identity = trigger_id(context.agent.policy.name, schedule_name.name)
+    identity = trigger_id(agent.policy.name, schedule_name.name)
     row = next(iter(await store.ask(Query("trigger", TriggerRow, {"trigger": identity}))), None)
     if row is None or row.ended_at is not None:
         return f"{schedule_name.name} has already ended."
@@ -508,28 +508,28 @@ async def _cancel(context: AgentContext, schedule_name: ScheduleName) -> str:
     return f"Ended {schedule_name.name}."
 
 
-async def describe_hot_state(context: AgentContext, field: str) -> str:
+async def describe_hot_state(agent: AgentRuntime, field: str) -> str:
     """Render the agent's last saved hot state, with ages."""
-    fields = context.agent.pacing.fields
+    fields = agent.definition.pacing.fields
     if not fields:
-        return f"{context.agent.policy.name} has no hot state: its agent.yaml defines no fields and no sensors."
-    session = await find_autonomous_session(context)
+        return f"{agent.policy.name} has no hot state: its agent.yaml defines no fields and no sensors."
+    session = await find_autonomous_session(agent)
     params = {"session": "" if session is None else session.session}
-    snapshot = next(iter(await context.store.ask(Query("snapshot", SavedHotState, params))), None)
+    snapshot = next(iter(await agent.store.ask(Query("snapshot", SavedHotState, params))), None)
     hot = HotState({name: each for name, each in fields.items() if field in ("", name)})
     hot.restore(b"" if snapshot is None else snapshot.data)
-    return hot.render(context.app.clock.now())
+    return hot.render(agent.app.clock.now())
 
 
-async def describe_last_receipt(context: AgentContext) -> str:
+async def describe_last_receipt(agent: AgentRuntime) -> str:
     """Summarize the agent's newest session that has ended."""
-    name = context.agent.policy.name
+    name = agent.policy.name
     params = {"agent": name, "limit": 1}
-    row = next(iter(await context.store.ask(Query("ended_of", SessionRow, params))), None)
+    row = next(iter(await agent.store.ask(Query("ended_of", SessionRow, params))), None)
     if row is None or row.ended_at is None:
         return f"No session of {name} has ended yet."
-    receipt = make_receipt(await read_stream(context.store, session_stream(row.session)))
-    now, duration = context.app.clock.now(), format_duration(max(0, row.ended_at - row.started_at))
+    receipt = make_receipt(await read_stream(agent.store, session_stream(row.session)))
+    now, duration = agent.app.clock.now(), format_duration(max(0, row.ended_at - row.started_at))
     refusals_text = f", {format_count(len(receipt.brakes), 'refusal')}" if receipt.brakes else ""
     ended_ago = format_duration(max(0, now - row.ended_at))
     requests_text, calls_text = format_count(len(receipt.requests), "request"), format_count(len(receipt.calls), "call")
@@ -578,7 +578,9 @@ class SubSessionObserver:
 NO_SUB_SESSION_OBSERVER: Final = SubSessionObserver()
 
 
-async def build_surroundings(agent: ResolvedAgent, store: Store | None, now: int, *, has_tools: bool) -> RoutingContext:
+async def build_surroundings(
+    agent: AgentDefinition, store: Store | None, now: int, *, has_tools: bool
+) -> RoutingContext:
     """Return the names that a message to an agent may use, from its files and, if given, its store."""
     name, rows, waiting = agent.policy.name, (), ()
     if store is not None:
@@ -598,7 +600,7 @@ async def build_surroundings(agent: ResolvedAgent, store: Store | None, now: int
     )
 
 
-def declares_tools(agent: ResolvedAgent, folder: Path) -> bool:
+def declares_tools(agent: AgentDefinition, folder: Path) -> bool:
     """Return true if an agent will have tools. The tools of its code and servers are known only once they run."""
     tools = agent.policy.tools
     has_built_in = any(each is not UNSET for each in (tools.files, tools.http, tools.shell))
@@ -607,7 +609,7 @@ def declares_tools(agent: ResolvedAgent, folder: Path) -> bool:
 
 
 async def handle_message(
-    context: AgentContext,
+    agent: AgentRuntime,
     session: str,
     text: str,
     *,
@@ -622,19 +624,19 @@ async def handle_message(
     the agent's question and goes to its model, unless it says halt. With `typed_ahead`, the message was typed before
     the current screen was shown, so it approves nothing.
     """
-    now, has_tools = context.app.clock.now(), bool(list_tool_names(context))
-    route = route_message(text, await build_surroundings(context.agent, context.store, now, has_tools=has_tools))
+    now, has_tools = agent.app.clock.now(), bool(list_tool_names(agent))
+    route = route_message(text, await build_surroundings(agent.definition, agent.store, now, has_tools=has_tools))
     if is_answer and route.route != "halt":
         route = ANSWER_ROUTE
     if route.route != "strategy":
-        answer = await answer_fast_path(context, route, session, typed_ahead=typed_ahead)
-        await _record_route(context, session, route, text, answer)
+        answer = await answer_fast_path(agent, route, session, typed_ahead=typed_ahead)
+        await _record_route(agent, session, route, text, answer)
         return HandledMessage(route, answer)
-    return await _dispatch_route(context, session, text, route, kind, showing)
+    return await _dispatch_route(agent, session, text, route, kind, showing)
 
 
 async def _dispatch_route(
-    context: AgentContext,
+    agent: AgentRuntime,
     session: str,
     text: str,
     route: RoutingDecision,
@@ -643,23 +645,23 @@ async def _dispatch_route(
 ) -> HandledMessage | ForwardedMessage:
     match route.details:
         case Scheduled() as details:
-            answer = (await propose_schedule(context, details)).sentence
+            answer = (await propose_schedule(agent, details)).sentence
         case Unclear(sentence=answer):
             pass
         case Delegated() as details:
-            return await _delegate_message(context, session, text, route, details, kind, observer)
+            return await _delegate_message(agent, session, text, route, details, kind, observer)
         case Script() as details:
-            await _record_route(context, session, route, text)
-            return await _play_script(context, route, details, observer)
+            await _record_route(agent, session, route, text)
+            return await _play_script(agent, route, details, observer)
         case _:
-            await _record_route(context, session, route, text, begins_session=True)
+            await _record_route(agent, session, route, text, begins_session=True)
             return ForwardedMessage(route)
-    await _record_route(context, session, route, text, answer)
+    await _record_route(agent, session, route, text, answer)
     return HandledMessage(route, answer)
 
 
 async def _delegate_message(
-    context: AgentContext,
+    agent: AgentRuntime,
     session: str,
     text: str,
     route: RoutingDecision,
@@ -672,12 +674,12 @@ async def _delegate_message(
     In a chat, the other agent's final text is the answer. A task gets that text and answers itself.
     """
     try:
-        async with open_delegate(context, delegation.agent) as delegate:
-            await send_message(context, session, text, kind)
+        async with open_delegate(agent, delegation.agent) as delegate:
+            await send_message(agent, session, text, kind)
             observer.on_start()
-            await _record_route(context, session, route, text)
+            await _record_route(agent, session, route, text)
             outcome = await delegate_task(
-                context, session, delegate, delegation.task, observer.observer, observer.on_wait
+                agent, session, delegate, delegation.task, observer.observer, observer.on_wait
             )
     except ConfigError as error:
         return HandledMessage(route, str(error), ok=False)
@@ -686,21 +688,21 @@ async def _delegate_message(
     return HandledMessage(route, outcome.text, outcome.ok, outcome.session)
 
 
-async def send_message(context: AgentContext, session: str, text: str, kind: SessionKind) -> None:
+async def send_message(agent: AgentRuntime, session: str, text: str, kind: SessionKind) -> None:
     """Post a message to a session, or start the session with it."""
-    if await _has_started(context, session):
-        await post_message(context, session, text)
+    if await _has_started(agent, session):
+        await post_message(agent, session, text)
     else:
-        await begin_session(context, text, kind, session)
+        await begin_session(agent, text, kind, session)
 
 
-async def _has_started(context: AgentContext, session: str) -> bool:
-    rows = await context.store.ask(Query("session", SessionRow, {"session": session}))
+async def _has_started(agent: AgentRuntime, session: str) -> bool:
+    rows = await agent.store.ask(Query("session", SessionRow, {"session": session}))
     return bool(rows) and rows[0].started_at > 0
 
 
 async def _record_route(
-    context: AgentContext,
+    agent: AgentRuntime,
     session: str,
     route: RoutingDecision,
     text: str,
@@ -713,9 +715,9 @@ async def _record_route(
     It is recorded in the inbox of its session, also with `begins_session`, so that it is erased with the session. The
     route of a message without a session is recorded in the fleet's stream.
     """
-    redact = context.guard().redact
+    redact = agent.guard().redact
     raw = {"text": redact(text), **({"answer": redact(answer)} if answer else {})}
-    body, blob = await offload_body(context.store, msgspec.json.encode(raw))
+    body, blob = await offload_body(agent.store, msgspec.json.encode(raw))
     event = MessageRouted(route=route.route, strategy=route.strategy or "", why=redact(route.why))
-    stream = inbox_stream(session) if begins_session or await _has_started(context, session) else FLEET
-    await context.store.commit(Write(stream, context.app.ids.make(), lambda _: [Draft(event, body, blob)]))
+    stream = inbox_stream(session) if begins_session or await _has_started(agent, session) else FLEET
+    await agent.store.commit(Write(stream, agent.app.ids.make(), lambda _: [Draft(event, body, blob)]))

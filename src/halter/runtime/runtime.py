@@ -33,6 +33,18 @@ from halter.dispatch.store_clock import StoreClock, read_steady_clock
 from halter.guard.halts import Departures
 from halter.guard.ledger import Ledger
 from halter.guard.model_door import PromptLog
+from halter.journal.checkpoints import Checkpointer, public_key_path, read_public_keys
+from halter.journal.engine import Engine
+from halter.journal.memory import MemoryEngine
+from halter.journal.open import (
+    AcceptancePending,
+    Continuity,
+    OlderCopy,
+    format_store_location,
+    open_engine,
+    store_file_exists,
+)
+from halter.journal.store import JournalStore
 from halter.journal.store_retry import StoreProblem
 from halter.policy.defaults import FLEET_DAY_CAP
 from halter.policy.store_policy import adopt_first_policy
@@ -44,10 +56,6 @@ from halter.system.prints import install_print_masks
 from halter.system.protected_paths import WritableFolders
 
 if TYPE_CHECKING:
-    from halter.journal.checkpoints import Checkpointer
-    from halter.journal.engine import Engine
-    from halter.journal.open import Continuity, OlderCopy
-    from halter.journal.store import JournalStore
     from halter.models.price_tables import FetchedPrices, PriceTables
 
 DEFAULT_FLEET: Final = FleetConfig()
@@ -332,11 +340,6 @@ async def open_runtime(  # noqa: PLR0913 Each is one independent option with a d
     nothing. `by_program`: a program opens its own store. If its file is gone and nothing but programs used it, the
     store begins anew with `begins_anew`; the new one records what is missing.
     """
-    from halter.journal.checkpoints import Checkpointer
-    from halter.journal.memory import MemoryEngine
-    from halter.journal.open import open_engine
-    from halter.journal.store import JournalStore
-
     _prepare(settings)
     clock = clock or (
         StoreClock() if settings.store.lower().startswith(("postgresql:", "postgres:")) else SystemClock()
@@ -503,9 +506,6 @@ MAX_NAMED_PRICES: Final = 100
 
 def find_continuity(settings: Settings) -> "Continuity | None":
     """Return what the checkpoints know about the store at this location; None for a store in memory."""
-    from halter.journal.checkpoints import public_key_path, read_public_keys
-    from halter.journal.open import Continuity, format_store_location
-
     location = format_store_location(settings.store)
     if not location:
         return None
@@ -517,8 +517,6 @@ def find_continuity(settings: Settings) -> "Continuity | None":
 
 def _find_missing_store(settings: Settings, continuity: "Continuity | None") -> "OlderCopy | None":
     """Find that the store of this location is missing, before a new one is created there."""
-    from halter.journal.open import store_file_exists
-
     # A path that cannot be read raises an error with an explanation when it is opened.
     with suppress(OSError):
         if continuity is not None and not store_file_exists(settings.store):
@@ -544,8 +542,6 @@ def _compare_with_checkpoints(
     by_program: bool,
 ) -> "OlderCopy | None":
     """Compare a store with its checkpoints. Records on this machine what a person accepted on another one."""
-    from halter.journal.open import AcceptancePending, OlderCopy
-
     if continuity is None:
         return None
     comparison = continuity.check(engine.ask, store_id)

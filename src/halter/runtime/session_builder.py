@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from halter.autonomy.hot_state import HotState, LiveFacts
 from halter.autonomy.pace import AutonomousPace, PaceTerms
-from halter.config.run_limits import narrow_policy
+from halter.config.run_limits import NO_RUN_SETTINGS, narrow_policy
 from halter.config.sections import compile_gate
 from halter.core.ids import session_stream
 from halter.core.messages import AnonymizationPolicy, Model, Text
@@ -26,10 +26,11 @@ from halter.loop.observer import NO_LIVE_CONTEXT, NO_OBSERVER, LoopObserver
 from halter.loop.prompt import LoopSettings
 from halter.loop.session_runtime import SessionRuntime
 from halter.loop.session_waits import WaitListener
+from halter.models.providers import estimate_window
 from halter.policy.hours import parse_active_hours
 from halter.provenance.check import ProvenanceCheck, choose_provenance_mode
-from halter.runtime.agent_context import NO_RUN_SETTINGS, AgentContext, Models, apply_run_settings
-from halter.runtime.assembly.assembled_agent import AssembledAgent
+from halter.runtime.agent_runtime import AgentRuntime, apply_run_settings
+from halter.runtime.assembly.agent_models import AgentModels
 from halter.runtime.session_origin import SessionOrigin, find_session_origin
 from halter.runtime.session_verbs import TaskTools
 from halter.spec.agent import Phase
@@ -52,24 +53,24 @@ class LiveSession(msgspec.Struct, frozen=True):
     terms: PaceTerms
 
 
-def compile_pace_terms(context: AgentContext) -> PaceTerms:
-    pacing = context.agent.pacing
+def compile_pace_terms(agent: AgentRuntime) -> PaceTerms:
+    pacing = agent.definition.pacing
     autonomy = pacing.autonomy
     gate_model = UNSET if autonomy.gate is UNSET else autonomy.gate.model
     return PaceTerms(
         pacing=pacing,
         hours=None if autonomy.active_hours is UNSET else parse_active_hours(autonomy.active_hours),
         gate_expression=compile_gate(pacing),
-        gate_model=None if gate_model is UNSET else context.models.get(gate_model),
+        gate_model=None if gate_model is UNSET else agent.models.get(gate_model),
     )
 
 
-CallAgent = Callable[[AgentContext, str, AgentTool, WaitListener, str, str], Awaitable[str]]
+CallAgent = Callable[[AgentRuntime, str, AgentTool, WaitListener, str, str], Awaitable[str]]
 """Has another agent do a task for a call of a session. It is passed in, since it builds the session of that agent."""
 
 
 async def build_live_session(  # noqa: PLR0913 Each is an independent option.
-    context: AgentContext,
+    agent: AgentRuntime,
     row: SessionRow,
     lease: Lease,
     *,
@@ -87,24 +88,24 @@ async def build_live_session(  # noqa: PLR0913 Each is an independent option.
     use, the session is resident. If this process has just started the session, `events` are all of its events. If the
     start is not committed yet, `start_write` is the write that carries it.
     """
-    app, store = context.app, context.store
+    app, store = agent.app, agent.store
     history = begun or tuple(await read_stream(store, session_stream(row.session)))
-    origin = await find_session_origin(context, row, history)
-    agent_context, context = context, apply_run_settings(context, origin.run)
+    origin = await find_session_origin(agent, row, history)
+    own_agent, agent = agent, apply_run_settings(agent, origin.run)
     is_plannable = answer_tool is None and sensed is None and origin.grants is None
-    plan = _find_plan(context, row) if is_plannable else None
-    task_tools = TaskTools(context, row, origin.trigger, origin.documents) if plan is None or plan.reviews else None
+    plan = _find_plan(agent, row) if is_plannable else None
+    task_tools = TaskTools(agent, row, origin.trigger, origin.documents) if plan is None or plan.reviews else None
     if plan is None:
         own_tools = _OwnTools(
             tuple(task_tools.verbs()) if task_tools else (), answer_tool, sensed, origin.grants, call_agent, on_wait
         )
-        plan = _make_plan(context, row, own_tools)
-    session_context = build_session_context(agent_context, row, plan.phases[0], origin)
-    runtime = SessionRuntime(store, app.clock, context.guard(), lease, session_context, plan.tools, on_wait)
+        plan = _make_plan(agent, row, own_tools)
+    session_context = build_session_context(own_agent, row, plan.phases[0], origin)
+    runtime = SessionRuntime(store, app.clock, agent.guard(), lease, session_context, plan.tools, on_wait)
     runtime.on_cap = observer.on_cap
     # An agent that another one asked does not wait for a window: the other one waits for its answer.
     runtime.sleeps_at_cap = not origin.is_asked and (
-        context.sleeps_at_cap or row.kind == "autonomous" or context.agent.policy.on_cap == "wait"
+        agent.sleeps_at_cap or row.kind == "autonomous" or agent.policy.on_cap == "wait"
     )
     runtime.past = () if begun else history
     hot_view, live_context = plan.hot_view, NO_LIVE_CONTEXT
@@ -112,8 +113,8 @@ async def build_live_session(  # noqa: PLR0913 Each is an independent option.
         hot_view = LiveFacts(HotState(plan.terms.pacing.fields), app.clock)
         live_context = hot_view.make_live_context()
         if plan.terms.pacing.fields:
-            hot_view.hot.restore(await _load_hot_state(context, row, origin.follows))
-    loop = TurnLoop(runtime, app.clock, plan.settings, context.rng, live_context, observer, plan.make_provenance_check)
+            hot_view.hot.restore(await _load_hot_state(agent, row, origin.follows))
+    loop = TurnLoop(runtime, app.clock, plan.settings, agent.rng, live_context, observer, plan.make_provenance_check)
     if task_tools is not None:
         task_tools.runtime, task_tools.describe_links = runtime, loop.describe_unsaid_links
     pace: TurnPolicy | None = None
@@ -130,7 +131,7 @@ async def build_live_session(  # noqa: PLR0913 Each is an independent option.
         resident=sensed is not None,
         start_events=begun,
         start=start_write,
-        end_children=partial(end_open_children, context.store, app.ledger, app.clock, context.worker, row),
+        end_children=partial(end_open_children, agent.store, app.ledger, app.clock, agent.worker, row),
     )
     return LiveSession(runtime, loop, conversation, hot_view, plan.terms)
 
@@ -142,7 +143,7 @@ class SessionPlan(msgspec.Struct, frozen=True, kw_only=True):
     have neither fields nor an autonomous pace; None means that each session has its own.
     """
 
-    context: AgentContext
+    agent: AgentRuntime
     terms: PaceTerms
     tools: Mapping[str, Tool]
     phases: tuple[Phase, ...]
@@ -164,42 +165,38 @@ class _OwnTools(msgspec.Struct, frozen=True):
     on_wait: WaitListener
 
 
-def _find_plan(context: AgentContext, row: SessionRow) -> SessionPlan | None:
+def _find_plan(agent: AgentRuntime, row: SessionRow) -> SessionPlan | None:
     """Return the cached plan if it was made for the same agent."""
-    plan = context.caches.plans.get((row.kind, row.unattended))
+    plan = agent.shared.plans.get((row.kind, row.unattended))
     if not isinstance(plan, SessionPlan):
         return None
-    plan_context = plan.context
     is_same_agent = (
-        plan_context.agent is context.agent
-        and plan_context.app is context.app
-        and plan_context.models is context.models
+        plan.agent.definition is agent.definition
+        and plan.agent.tools is agent.tools
+        and plan.agent.quarantined is agent.quarantined
+        and plan.agent.models is agent.models
+        and plan.agent.app is agent.app
     )
-    return plan if is_same_agent and plan_context.brake_type is context.brake_type else None
+    return plan if is_same_agent and plan.agent.brake_type is agent.brake_type else None
 
 
-def _bind_agent_tools(context: AgentContext, session: str, own_tools: _OwnTools) -> Mapping[str, Tool]:
+def _bind_agent_tools(agent: AgentRuntime, session: str, own_tools: _OwnTools) -> Mapping[str, Tool]:
     """Bind the tools that call other agents to this session, whose sub-sessions they start."""
 
     def bind(tool: Tool) -> Tool:
         if not isinstance(tool, AgentTool):
             return tool
-        return tool.bind(partial(own_tools.call_agent, context, session, tool, own_tools.on_wait))
+        return tool.bind(partial(own_tools.call_agent, agent, session, tool, own_tools.on_wait))
 
-    return {name: bind(tool) for name, tool in context.agent.tools.items()}
+    return {name: bind(tool) for name, tool in agent.tools.items()}
 
 
-def _make_plan(context: AgentContext, row: SessionRow, own_tools: _OwnTools) -> SessionPlan:
-    agent, terms, answer_tool, sensor_tools = (
-        context.agent,
-        compile_pace_terms(context),
-        own_tools.answer_tool,
-        own_tools.sensor_tools or {},
-    )
+def _make_plan(agent: AgentRuntime, row: SessionRow, own_tools: _OwnTools) -> SessionPlan:
+    terms, answer_tool, sensor_tools = compile_pace_terms(agent), own_tools.answer_tool, own_tools.sensor_tools or {}
     names = tuple(dict.fromkeys(terms.pacing.names()))
-    built_in = [*make_verbs(context.store, row.kind, names), *([answer_tool] if answer_tool else [])]
+    built_in = [*make_verbs(agent.store, row.kind, names), *([answer_tool] if answer_tool else [])]
     has_agent_tools = any(isinstance(tool, AgentTool) for tool in agent.tools.values())
-    tools = _bind_agent_tools(context, row.session, own_tools) if has_agent_tools else agent.tools
+    tools = _bind_agent_tools(agent, row.session, own_tools) if has_agent_tools else agent.tools
     tools = {**tools, **{verb.spec.name: verb for verb in (*built_in, *own_tools.verbs)}}
     extra_grants = [*(verb.spec.name for verb in built_in), *sensor_tools]
     phases = tuple([grant_phase_tools(phase, extra_grants, own_tools.grants) for phase in agent.policy.phases])
@@ -211,15 +208,15 @@ def _make_plan(context: AgentContext, row: SessionRow, own_tools: _OwnTools) -> 
     has_facts = bool(terms.pacing.fields) or row.kind == "autonomous"
     has_sensors = bool(terms.pacing.fields or terms.pacing.sensors)
     plan = SessionPlan(
-        context=msgspec.structs.replace(context, bound=None),
+        agent=msgspec.structs.replace(agent, bound=None),
         terms=terms,
         tools={**tools, **sensor_tools} if sensor_tools else tools,
         phases=phases,
         offered_tools=offered_specs,
-        settings=_build_loop_settings(agent, context.models, row, offered_specs[0], output=answer_tool is not None),
-        make_provenance_check=_plan_provenance_check(context, tools, senses=has_sensors),
-        reviews=bool(agent.tasks.review.judges) or any(phase.name == REVIEW_PHASE for phase in phases),
-        hot_view=None if has_facts else LiveFacts(HotState({}), context.app.clock),
+        settings=_build_loop_settings(agent, agent.models, row, offered_specs[0], output=answer_tool is not None),
+        make_provenance_check=_plan_provenance_check(agent, tools, senses=has_sensors),
+        reviews=bool(agent.definition.tasks.review.judges) or any(phase.name == REVIEW_PHASE for phase in phases),
+        hot_view=None if has_facts else LiveFacts(HotState({}), agent.app.clock),
     )
     if not (
         has_agent_tools
@@ -228,15 +225,15 @@ def _make_plan(context: AgentContext, row: SessionRow, own_tools: _OwnTools) -> 
         or own_tools.sensor_tools is not None
         or own_tools.grants is not None
     ):
-        context.caches.plans[row.kind, row.unattended] = plan
+        agent.shared.plans[row.kind, row.unattended] = plan
     return plan
 
 
 def _plan_provenance_check(
-    context: AgentContext, tools: Mapping[str, Tool], *, senses: bool
+    agent: AgentRuntime, tools: Mapping[str, Tool], *, senses: bool
 ) -> Callable[[], ProvenanceCheck | None]:
     """Return a function that makes the provenance check of a session, with the sources of every prompt registered."""
-    agent, brakes = context.agent, context.brake_type
+    brakes = agent.brake_type
     mode = choose_provenance_mode(agent.policy)
     if mode == "off":
         return lambda: None
@@ -244,9 +241,9 @@ def _plan_provenance_check(
 
     def make_provenance_check() -> ProvenanceCheck:
         brake = brakes(mode, agent.policy, specs, declarations)
-        brake.trust(agent.model_settings.instructions, "the instructions")
+        brake.trust(agent.definition.model_settings.instructions, "the instructions")
         brake.add_descriptions()
-        if agent.model_settings.provider_tools:
+        if agent.definition.model_settings.provider_tools:
             # The guard does not see what a provider's own tools return to the model.
             brake.mark_erased()
         if senses:
@@ -257,9 +254,9 @@ def _plan_provenance_check(
 
 
 def _build_loop_settings(
-    agent: AssembledAgent, models: Models, row: SessionRow, tool_specs: tuple[ToolSpec, ...], *, output: bool
+    agent: AgentRuntime, models: AgentModels, row: SessionRow, tool_specs: tuple[ToolSpec, ...], *, output: bool
 ) -> LoopSettings:
-    settings, policy, kind = agent.model_settings, agent.policy, row.kind
+    settings, policy, kind = agent.definition.model_settings, agent.policy, row.kind
     own_models = tuple(models.get(name) for name in (settings.model, *settings.fallback_models))
     summary_model = settings.model_for.get("summary")
     pace_keys = ("min_sleep", "max_sleep", "max_actions_per_minute") if kind == "autonomous" else ()
@@ -274,7 +271,7 @@ def _build_loop_settings(
         max_repeated_tool_steps=settings.max_repeated_tool_steps,
         on_cap=policy.on_cap,
         expects_output=output,
-        **{key: getattr(agent.pacing.autonomy, key) for key in pace_keys},
+        **{key: getattr(agent.definition.pacing.autonomy, key) for key in pace_keys},
     )
     return LoopSettings(
         brain=settings,
@@ -286,7 +283,7 @@ def _build_loop_settings(
     )
 
 
-def _list_offered_tools(agent: AssembledAgent, tools: Mapping[str, Tool], phase: Phase) -> tuple[ToolSpec, ...]:
+def _list_offered_tools(agent: AgentRuntime, tools: Mapping[str, Tool], phase: Phase) -> tuple[ToolSpec, ...]:
     return tuple(
         tool.spec
         for name, tool in tools.items()
@@ -294,36 +291,34 @@ def _list_offered_tools(agent: AssembledAgent, tools: Mapping[str, Tool], phase:
     )
 
 
-def _window(agent: AssembledAgent, models: tuple[Model, ...], kind: SessionKind) -> int:
+def _window(agent: AgentRuntime, models: tuple[Model, ...], kind: SessionKind) -> int:
     """Return the context window in tokens: the configured one, or the smallest of the models."""
-    from halter.models.providers import estimate_window
-
-    if agent.model_settings.context_window:
-        return agent.model_settings.context_window
+    if agent.definition.model_settings.context_window:
+        return agent.definition.model_settings.context_window
     smallest = min(estimate_window(model.name, model.base_url) for model in models)
     return min(smallest, MAX_AUTONOMOUS_WINDOW) if kind == "autonomous" else smallest
 
 
-async def _load_hot_state(context: AgentContext, row: SessionRow, follows: str) -> bytes:
+async def _load_hot_state(agent: AgentRuntime, row: SessionRow, follows: str) -> bytes:
     """Return the saved hot state: an autonomous session's own; for other kinds, that of the autonomous session.
 
     If there is none, return the hot state of the session that this one follows.
     """
     session = row.session
     if row.kind != "autonomous":
-        autonomous = await find_autonomous_session(context)
+        autonomous = await find_autonomous_session(agent)
         session = autonomous.session if autonomous is not None else ""
     for candidate in (session, follows):
-        rows = await context.store.ask(Query("snapshot", SavedHotState, {"session": candidate})) if candidate else ()
+        rows = await agent.store.ask(Query("snapshot", SavedHotState, {"session": candidate})) if candidate else ()
         if rows:
             return rows[0].data
     return b""
 
 
-async def find_autonomous_session(context: AgentContext) -> SessionRow | None:
+async def find_autonomous_session(agent: AgentRuntime) -> SessionRow | None:
     """Return the agent's newest autonomous session, open or ended."""
-    params = {"agent": context.agent.policy.name, "kind": "autonomous", "limit": 1}
-    return next(iter(await context.store.ask(Query("sessions_of", SessionRow, params))), None)
+    params = {"agent": agent.policy.name, "kind": "autonomous", "limit": 1}
+    return next(iter(await agent.store.ask(Query("sessions_of", SessionRow, params))), None)
 
 
 def grant_phase_tools(phase: Phase, extra: Sequence[str], allowed_tools: Sequence[str] | None) -> Phase:
@@ -336,11 +331,9 @@ def grant_phase_tools(phase: Phase, extra: Sequence[str], allowed_tools: Sequenc
     return phase if phase.grants is None else Phase(phase.name, (*phase.grants, *extra))
 
 
-def build_session_context(
-    context: AgentContext, row: SessionRow, phase: Phase, origin: SessionOrigin
-) -> SessionContext:
+def build_session_context(agent: AgentRuntime, row: SessionRow, phase: Phase, origin: SessionOrigin) -> SessionContext:
     """Build the guard's context of a session: its phase, the caps of its origin and the reserve for its wrap-up."""
-    agent, policy = context.agent, context.agent.policy
+    policy = agent.policy
     # A person's decisions hold for runs with narrower limits, too.
     digest = str(policy.digest())
     if origin.run != NO_RUN_SETTINGS:
@@ -351,8 +344,8 @@ def build_session_context(
         policy = msgspec.structs.replace(
             policy, caps=msgspec.structs.replace(policy.caps, session=Cap(origin.carved_cap))
         )
-    anonymized_names = agent.tasks.anonymize
-    tokens_per_hour = agent.pacing.autonomy.token_budget_per_hour if row.kind == "autonomous" else 0
+    anonymized_names = agent.definition.tasks.anonymize
+    tokens_per_hour = agent.definition.pacing.autonomy.token_budget_per_hour if row.kind == "autonomous" else 0
     return SessionContext(
         session=row.session,
         agent=policy.name,
@@ -366,13 +359,13 @@ def build_session_context(
         reserve_tokens=policy.reserve_tokens if policy.on_cap == "wrap_up" else 0,
         tokens_per_hour=tokens_per_hour or None,
         anonymize=None if anonymized_names is None else AnonymizationPolicy(anonymized_names, origin.salt),
-        rate_limits=agent.model_settings.rates,
+        rate_limits=agent.definition.model_settings.rates,
         caller_caps=origin.caller_caps,
-        action_limits=list_action_limits(context, row, origin),
+        action_limits=list_action_limits(agent, row, origin),
     )
 
 
-def list_action_limits(context: AgentContext, row: SessionRow, origin: SessionOrigin) -> tuple[ActionLimit, ...]:
+def list_action_limits(agent: AgentRuntime, row: SessionRow, origin: SessionOrigin) -> tuple[ActionLimit, ...]:
     """List the limits of actions per minute of a session: its own, and those of the sessions that it works for."""
-    limit = context.agent.pacing.autonomy.max_actions_per_minute if row.kind == "autonomous" else 0
+    limit = agent.definition.pacing.autonomy.max_actions_per_minute if row.kind == "autonomous" else 0
     return (*origin.action_limits, *([(session_stream(row.session), limit)] if limit else []))

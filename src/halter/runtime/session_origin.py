@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from halter.config.run_limits import NO_RUN_SETTINGS, RunSettings
 from halter.core.errors import ConfigError
 from halter.core.events import SESSION_FORMAT, ContextGiven, PhaseEntered, RequestSettled, SessionStarted
 from halter.core.ids import Digest, session_stream
@@ -15,14 +16,16 @@ from halter.core.ports import Draft, Query, Store, Stored, load_body, offload_bo
 from halter.core.rows import ItemRow, SessionRow, StreamRow
 from halter.core.text import decode_body, encode_body, shorten
 from halter.core.vocabulary import ActionLimit, SessionKind
-from halter.runtime.agent_context import NO_RUN_SETTINGS, AgentContext, RunSettings
+from halter.models.pydantic_messages import read_history
+from halter.models.wire import WireModel
+from halter.runtime.agent_runtime import AgentRuntime
 from halter.runtime.document_index import read_message_files
 from halter.spec.triggers import AnyTrigger
 from halter.state.trigger_records import find_trigger_row, read_trigger_record
 from halter.tasks.retrieve import DocumentRef
 
 if TYPE_CHECKING:
-    from halter.models.input_files import File
+    from halter.core.tools import File
 
 
 class SessionOrigin(msgspec.Struct, frozen=True):
@@ -45,17 +48,17 @@ class SessionOrigin(msgspec.Struct, frozen=True):
     """True for a sub-session that a call of its parent started and waits for."""
 
 
-async def find_session_origin(context: AgentContext, row: SessionRow, events: tuple[Stored, ...] = ()) -> SessionOrigin:
+async def find_session_origin(agent: AgentRuntime, row: SessionRow, events: tuple[Stored, ...] = ()) -> SessionOrigin:
     """Return the origin of a session. `events` are its first events, if the caller has them.
 
     The hash of the first event salts the placeholders that hide personal data from models, because the event's own
     salts never leave the store.
     """
-    first = events[0] if events else (await context.store.read(session_stream(row.session), 0, 1))[0]
+    first = events[0] if events else (await agent.store.read(session_stream(row.session), 0, 1))[0]
     follows = first.event.follows if isinstance(first.event, SessionStarted) else ""
     if not row.parent and not row.trigger:
         return SessionOrigin(salt=first.hash.hex(), follows=follows, run=RunSettings.of(first.event))
-    origin = await _read_origin(context.store, row, first)
+    origin = await _read_origin(agent.store, row, first)
     return msgspec.structs.replace(origin, salt=first.hash.hex(), follows=follows)
 
 
@@ -153,50 +156,47 @@ async def _read_words(store: Store, row: _StoredMemory) -> str:
 
 
 async def read_initial_messages(
-    context: AgentContext, history: Sequence[Any], files: "Sequence[File | str | Path]"
+    agent: AgentRuntime, history: Sequence[Any], files: "Sequence[File | str | Path]"
 ) -> tuple[Message, ...]:
     """Read the messages and files that a session begins with."""
-    from halter.models.pydantic_messages import read_history
-
     messages = read_history(history)
-    return (*messages, await read_files(context, files)) if files else messages
+    return (*messages, await read_files(agent, files)) if files else messages
 
 
-async def read_files(context: AgentContext, files: "Sequence[File | str | Path]") -> Message:
+async def read_files(agent: AgentRuntime, files: "Sequence[File | str | Path]") -> Message:
     """Read the files of a message to an agent.
 
     Raises ConfigError for files of an agent that anonymizes: names in a picture cannot be hidden from a model.
     """
     from halter.models.input_files import explain_unheard
-    from halter.models.wire import WireModel
 
-    if context.agent.tasks.anonymize is not None:
+    if agent.definition.tasks.anonymize is not None:
         raise ConfigError(
-            f"{context.agent.policy.name} anonymizes its prompts, and files cannot be anonymized. Pass text instead."
+            f"{agent.policy.name} anonymizes its prompts, and files cannot be anonymized. Pass text instead."
         )
     message = await read_message_files(files)
-    model = context.models.get(context.agent.model_settings.model) if context.agent.model_settings.model else None
+    model = agent.models.get(agent.definition.model_settings.model) if agent.definition.model_settings.model else None
     if isinstance(model, WireModel) and (objection := explain_unheard(message, model.name, model.wire)):
         raise ConfigError(objection)
     return message
 
 
 async def build_session_beginning(
-    context: AgentContext, kind: SessionKind, session: str
+    agent: AgentRuntime, kind: SessionKind, session: str
 ) -> tuple[SessionStarted, Sequence[Draft]]:
     """Build the first events of a session: its start, the memories and precedents that people accepted, its phase."""
-    context.require_model()
-    agent, store = context.agent, context.store
+    agent.require_model()
+    store = agent.store
     event = SessionStarted(
         session=session,
         agent=agent.policy.name,
         kind=kind,
-        started_by=context.app.settings.person,
-        definition=await context.definition(),
+        started_by=agent.app.settings.person,
+        definition=await agent.store_definition(),
         folder=agent.folder_digest,
         format=SESSION_FORMAT,
     )
-    event = context.run.record(event)
+    event = agent.run.record(event)
     drafts: list[Draft] = []
     memories, precedents, accepted_text = await read_accepted_context(store, agent.policy.name)
     if accepted_text:
@@ -204,16 +204,16 @@ async def build_session_beginning(
         drafts.append(Draft(context_event, *await offload_body(store, encode_body(accepted_text))))
     if kind == "task" and len(agent.policy.phases) > 1:
         drafts.append(Draft(PhaseEntered(phase=agent.policy.phases[0].name, number=0)))
-    await context.app.adopt_policy()
+    await agent.app.adopt_policy()
     return event, drafts
 
 
-async def read_session_row(context: AgentContext, session: str) -> SessionRow:
-    rows = await context.store.ask(Query("session", SessionRow, {"session": session}))
+async def read_session_row(agent: AgentRuntime, session: str) -> SessionRow:
+    rows = await agent.store.ask(Query("session", SessionRow, {"session": session}))
     if not rows or not rows[0].started_at:
         raise ConfigError(f"There is no session {session}. List sessions with: halter sessions")
-    if rows[0].agent != context.agent.policy.name:
-        raise ConfigError(f"Session {session} belongs to {rows[0].agent}, not to {context.agent.policy.name}.")
+    if rows[0].agent != agent.policy.name:
+        raise ConfigError(f"Session {session} belongs to {rows[0].agent}, not to {agent.policy.name}.")
     return rows[0]
 
 

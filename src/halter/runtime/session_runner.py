@@ -24,7 +24,7 @@ from halter.loop.observer import NO_OBSERVER, LoopObserver
 from halter.loop.session_waits import WaitListener
 from halter.loop.transcript_reader import read_past
 from halter.loop.turn import FINAL_ANSWER
-from halter.runtime.agent_context import AgentContext
+from halter.runtime.agent_runtime import AgentRuntime
 from halter.runtime.session_builder import LiveSession, build_live_session
 from halter.runtime.session_origin import read_last_words, read_session_row
 from halter.runtime.sub_sessions import (
@@ -56,10 +56,10 @@ class NewSession(msgspec.Struct, frozen=True):
         return make_new_session_row(event, self.events[0].at) if isinstance(event, SessionStarted) else None
 
     def claim(
-        self, context: AgentContext, observer: LoopObserver | None, on_wait: WaitListener, answer_tool: Tool | None
+        self, agent: AgentRuntime, observer: LoopObserver | None, on_wait: WaitListener, answer_tool: Tool | None
     ) -> Coroutine[Any, Any, LiveSession]:
         """Claim the session, as `claim_session` does, for a caller that does not import this module."""
-        return claim_session(context, self, observer=observer or NO_OBSERVER, on_wait=on_wait, answer_tool=answer_tool)
+        return claim_session(agent, self, observer=observer or NO_OBSERVER, on_wait=on_wait, answer_tool=answer_tool)
 
 
 def make_new_session_row(event: SessionStarted, at: int) -> SessionRow:
@@ -76,7 +76,7 @@ def make_new_session_row(event: SessionStarted, at: int) -> SessionRow:
 
 
 async def attend_session(
-    context: AgentContext,
+    agent: AgentRuntime,
     session: str,
     *,
     observer: LoopObserver = NO_OBSERVER,
@@ -90,7 +90,7 @@ async def attend_session(
     session parks.
     """
     live = await claim_session(
-        context, NewSession(SessionId(session)), observer=observer, on_wait=waits, answer_tool=answer_tool
+        agent, NewSession(SessionId(session)), observer=observer, on_wait=waits, answer_tool=answer_tool
     )
     try:
         return await live.conversation.run_until_parked(), live.loop
@@ -106,7 +106,7 @@ async def attend_session(
 
 
 async def claim_session(
-    context: AgentContext,
+    agent: AgentRuntime,
     new_session: NewSession,
     *,
     observer: LoopObserver = NO_OBSERVER,
@@ -118,16 +118,16 @@ async def claim_session(
     The events of a new session are complete as long as no other worker has had its lease.
     """
     session = new_session.session
-    row = new_session.row() or await _read_open_row(context, session)
+    row = new_session.row() or await _read_open_row(agent, session)
     lease = new_session.lease
     if lease is None:
-        lease = await acquire_lease(context.store, context.app.clock, context.worker, session, context.hold_timeout)
+        lease = await acquire_lease(agent.store, agent.app.clock, agent.worker, session, agent.hold_timeout)
     if lease is None:
         raise ConfigError(f"Session {session} has ended, or another process runs it. See: halter sessions")
     events = new_session.events if lease.generation == 1 else ()
     try:
         return await build_live_session(
-            context,
+            agent,
             row,
             lease,
             observer=observer,
@@ -138,12 +138,12 @@ async def claim_session(
             start_write=new_session.start_write,
         )
     except asyncio.CancelledError:
-        await run_shielded(context.store.release(lease))
+        await run_shielded(agent.store.release(lease))
         raise
 
 
-async def _read_open_row(context: AgentContext, session: str) -> SessionRow:
-    row = await read_session_row(context, session)
+async def _read_open_row(agent: AgentRuntime, session: str) -> SessionRow:
+    row = await read_session_row(agent, session)
     if row.ended_at is not None:
         raise EndedBefore(row)
     if newer := explain_newer_format(row):
@@ -152,23 +152,23 @@ async def _read_open_row(context: AgentContext, session: str) -> SessionRow:
 
 
 async def run_agent_tool(
-    context: AgentContext, session: str, tool: AgentTool, on_wait: WaitListener, task: str, call: str
+    agent: AgentRuntime, session: str, tool: AgentTool, on_wait: WaitListener, task: str, call: str
 ) -> str:
     """Have another agent do a task, and return its answer. After a crash, the same call continues the sub-session."""
-    store, child = context.store, make_sub_session_id(call)
-    parent = await read_session_row(context, session)
-    await _require_depth(context, parent)
-    async with _open_called_agent(context, tool) as delegate:
+    store, child = agent.store, make_sub_session_id(call)
+    parent = await read_session_row(agent, session)
+    await _require_depth(agent, parent)
+    async with _open_called_agent(agent, tool) as delegate:
         row = next(iter(await store.ask(Query("session", SessionRow, {"session": child}))), None)
         if row is None or not row.started_at:
             request = AskedByModel(child, tool.max_cost, tool.hands_off)
-            if not await begin_sub_session(context, parent, delegate, task, request):
-                raise Failed("TooLittleMoney", await explain_insufficient_cap(context, parent))
+            if not await begin_sub_session(agent, parent, delegate, task, request):
+                raise Failed("TooLittleMoney", await explain_insufficient_cap(agent, parent))
         return await _wait_for_end(delegate, parent, child, on_wait)
 
 
 @contextmanager
-def mark_nested(delegate: AgentContext, child: str) -> Generator[None]:
+def mark_nested(delegate: AgentRuntime, child: str) -> Generator[None]:
     """Mark a sub-session as run by a call of this process, so that the process's dispatcher does not run it too."""
     delegate.nested_sessions.add(SessionId(child))
     try:
@@ -181,7 +181,7 @@ CHILD_POLLING_INTERVAL: Final = 5 * SECOND
 """Polling interval of a sub-session that another owner runs: its lease may have expired."""
 
 
-async def _wait_for_end(delegate: AgentContext, parent: SessionRow, child: str, on_wait: WaitListener) -> str:
+async def _wait_for_end(delegate: AgentRuntime, parent: SessionRow, child: str, on_wait: WaitListener) -> str:
     """Run a sub-session to its end and return its answer, or wait while a dispatcher runs it.
 
     It has one owner at a time, and after a crash that may be a dispatcher: the answer is the same.
@@ -212,14 +212,14 @@ def _lease_of(row: SessionRow) -> Lease:
     return Lease(SessionId(row.session), WorkerId(row.owner), row.generation)
 
 
-async def _cancel_elsewhere(delegate: AgentContext, parent: SessionRow, child: str) -> None:
+async def _cancel_elsewhere(delegate: AgentRuntime, parent: SessionRow, child: str) -> None:
     """Cancel a sub-session that another owner runs, unless its parent will continue to wait in another process."""
     if not delegate.app.departures.includes(_lease_of(parent)):
         by = f"{AGENT_PREFIX}{parent.agent}"
         await delegate.store.commit(cancel(child, by, f"{child}/stopped", f"{parent.session} no longer waits for it"))
 
 
-async def _run_to_end(delegate: AgentContext, lease: Lease, on_wait: WaitListener) -> str:
+async def _run_to_end(delegate: AgentRuntime, lease: Lease, on_wait: WaitListener) -> str:
     """Run a sub-session to its end. If it parks, cancel it: its parent waits for it and holds its budget.
 
     If its parent is left to a later owner, so is the sub-session.
@@ -246,7 +246,7 @@ async def _run_to_end(delegate: AgentContext, lease: Lease, on_wait: WaitListene
     return await _find_answer(delegate, live.loop.messages, text)
 
 
-async def _find_answer(delegate: AgentContext, messages: Sequence[Message], text: str) -> str:
+async def _find_answer(delegate: AgentRuntime, messages: Sequence[Message], text: str) -> str:
     """Return an agent's answer: its final text, or the value that its own validators accepted."""
     if delegate.answer_form is None:
         return text
@@ -256,7 +256,7 @@ async def _find_answer(delegate: AgentContext, messages: Sequence[Message], text
     return str(await delegate.answer_form.read(arguments))
 
 
-async def _cancel_resting(delegate: AgentContext, child: str) -> None:
+async def _cancel_resting(delegate: AgentRuntime, child: str) -> None:
     """End a parked sub-session, which returns its unspent budget to its parent."""
     store, clock = delegate.store, delegate.app.clock
     lease = await acquire_lease(store, clock, delegate.worker, SessionId(child), delegate.hold_timeout)
@@ -270,20 +270,20 @@ def _conclude(state: str, reason: str, text: str) -> str:
     return text
 
 
-async def _require_depth(context: AgentContext, row: SessionRow) -> None:
+async def _require_depth(agent: AgentRuntime, row: SessionRow) -> None:
     depth, parent = 1, row.parent
     while parent:
-        rows = await context.store.ask(Query("session", SessionRow, {"session": parent}))
+        rows = await agent.store.ask(Query("session", SessionRow, {"session": parent}))
         depth, parent = depth + 1, rows[0].parent if rows else ""
     if depth >= MAX_DEPTH:
         raise Failed("TooDeep", f"agents can call agents at most {MAX_DEPTH - 1} levels deep; do the task yourself")
 
 
 @asynccontextmanager
-async def _open_called_agent(context: AgentContext, tool: AgentTool) -> AsyncGenerator[AgentContext]:
+async def _open_called_agent(agent: AgentRuntime, tool: AgentTool) -> AsyncGenerator[AgentRuntime]:
     """Open the agent that a tool calls: one of the program, or one in a neighbouring folder."""
     try:
-        async with tool.open(context) if tool.open is not None else open_delegate(context, tool.agent) as delegate:
+        async with tool.open(agent) if tool.open is not None else open_delegate(agent, tool.agent) as delegate:
             yield delegate
     except ConfigError as error:
         raise Failed("Unavailable", str(error)) from error

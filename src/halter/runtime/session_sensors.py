@@ -22,16 +22,16 @@ from halter.guard.prepare import Call
 from halter.guard.request import AnsweredRequest, ModelRequest
 from halter.loop.prompt import ScoreAnswer, make_question_prompt, read_form_answer
 from halter.loop.session_runtime import SessionRuntime
-from halter.runtime.agent_context import AgentContext
+from halter.runtime.agent_runtime import AgentRuntime
 from halter.spec.sensors import AnySensor, FilesSensor, ModelSignal, PollSensor, StreamSensor, ToolSource, UrlSource
 
 
-async def _load_looks(context: AgentContext, row: SessionRow) -> Mapping[str, Any]:
+async def _load_looks(agent: AgentRuntime, row: SessionRow) -> Mapping[str, Any]:
     """Return what the agent's sensors have seen: the looks of this session, or of the newest one that has any."""
-    params = {"agent": context.agent.policy.name, "kind": "autonomous", "limit": MAX_SESSIONS_SEARCHED}
-    rows = await context.store.ask(Query("sessions_of", SessionRow, params))
+    params = {"agent": agent.name, "kind": "autonomous", "limit": MAX_SESSIONS_SEARCHED}
+    rows = await agent.store.ask(Query("sessions_of", SessionRow, params))
     for session in dict.fromkeys((row.session, *(each.session for each in rows))):
-        for snapshot in await context.store.ask(Query("snapshot", SavedHotState, {"session": session})):
+        for snapshot in await agent.store.ask(Query("snapshot", SavedHotState, {"session": session})):
             if looks := parse_looks(snapshot.data):
                 return looks
     return {}
@@ -47,13 +47,13 @@ MAX_SESSIONS_SEARCHED: Final = 10
 PollSource = Callable[[], Awaitable[Any]]
 
 
-def make_fetch_tools(context: AgentContext) -> Mapping[str, Tool]:
+def make_fetch_tools(agent: AgentRuntime) -> Mapping[str, Tool]:
     """Make the tools with which sensors poll URLs. They are not offered to the model."""
     from halter.sensors.poll import Fetch
 
     fetch_tools = [
         Fetch(sensor.name, sensor.source, sensor.timeout)
-        for sensor in context.agent.pacing.sensors
+        for sensor in agent.definition.pacing.sensors
         if isinstance(sensor.source, UrlSource)
     ]
     return {fetch.spec.name: fetch for fetch in fetch_tools}
@@ -62,7 +62,7 @@ def make_fetch_tools(context: AgentContext) -> Mapping[str, Tool]:
 class SessionSensors:
     """A factory of a session's sensors and their signals."""
 
-    def __init__(self, context: AgentContext, runtime: SessionRuntime, folder: Path, hot: HotState) -> None:
+    def __init__(self, context: AgentRuntime, runtime: SessionRuntime, folder: Path, hot: HotState) -> None:
         self._context = context
         self._runtime = runtime
         self._folder = folder
@@ -77,7 +77,7 @@ class SessionSensors:
         """
         looks = self._hot.looks
         looks.update(await _load_looks(self._context, row))
-        sensors = [each for each in self._context.agent.pacing.sensors if isinstance(each, FilesSensor)]
+        sensors = [each for each in self._context.definition.pacing.sensors if isinstance(each, FilesSensor)]
         missing = [sensor for sensor in sensors if sensor.name not in looks]
         if missing:
             from halter.sensors.files import read_first_look
@@ -112,7 +112,7 @@ class SessionSensors:
                 from halter.sensors.files import make_watch_sensor
 
                 look = self._hot.looks.get(sensor.name)
-                return make_watch_sensor(sensor, self._folder, self._clock, self._context.agent.is_refused, look)
+                return make_watch_sensor(sensor, self._folder, self._clock, self._context.is_refused, look)
             case StreamSensor():
                 from halter.sensors.stream import make_stream_sensor
 
@@ -138,7 +138,7 @@ class SessionSensors:
         return poll_once
 
     def _headers(self, sensor: StreamSensor) -> Mapping[str, str]:
-        agent = self._context.agent
+        agent = self._context
 
         def reveal(name: str) -> str:
             if name not in agent.policy.secrets or name not in agent.secrets.names():

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from halter.autonomy.upkeep import ExhaustedSession
+from halter.config.run_limits import NO_RUN_SETTINGS, RunSettings
 from halter.core.codec import decode
 from halter.core.errors import ConfigError
 from halter.core.events import ContextGiven, CostCapReached, HistoryGiven, PhaseEntered, SessionStarted, TurnEnded
@@ -29,16 +30,7 @@ from halter.loop.session_waits import WaitListener
 from halter.loop.transcript_reader import has_denial, number_calls, read_past
 from halter.policy.evaluation import ResolvedPolicy
 from halter.redaction.prompt_masker import mask_message
-from halter.runtime.agent_context import (
-    LEASE_WAIT_TIMEOUT,
-    NO_RUN_SETTINGS,
-    AgentContext,
-    RunSettings,
-    make_guard,
-    models_of,
-    store_policy,
-)
-from halter.runtime.assembly.assembled_agent import AssembledAgent
+from halter.runtime.agent_runtime import LEASE_WAIT_TIMEOUT, AgentRuntime, make_guard, store_policy
 from halter.runtime.assembly.unattended_tools import list_playbook_flaws
 from halter.runtime.document_index import draft_files
 from halter.runtime.needs import read_agent_health
@@ -150,7 +142,7 @@ class Predecessor(msgspec.Struct, frozen=True):
 
 
 async def begin_session(
-    context: AgentContext,
+    agent: AgentRuntime,
     text: str,
     kind: SessionKind,
     session: str = "",
@@ -158,11 +150,11 @@ async def begin_session(
     history: Sequence[Message] = (),
 ) -> SessionId:
     """Start a session that another process or a later call runs: see `open_session`."""
-    return (await open_session(context, text, kind, session, before, history)).session
+    return (await open_session(agent, text, kind, session, before, history)).session
 
 
 async def open_session(
-    context: AgentContext,
+    agent: AgentRuntime,
     text: str,
     kind: SessionKind,
     session: str = "",
@@ -180,13 +172,13 @@ async def open_session(
     """
     if kind == "task" and not text.strip():
         raise ConfigError(EMPTY_MESSAGE)
-    store = context.store
-    event, extra_drafts = await build_session_beginning(context, kind, session or context.app.ids.make())
+    store = agent.store
+    event, extra_drafts = await build_session_beginning(agent, kind, session or agent.app.ids.make())
     if predecessor is not None:
         event = msgspec.structs.replace(
             event, follows=predecessor.session, because=predecessor.because, origin="model", trusted=False
         )
-    redact = context.guard().redact
+    redact = agent.guard().redact
     if history:
         messages = tuple(mask_message(message, redact) for message in number_calls(history))
         stored_history = await offload_body(store, msgspec.json.encode(messages))
@@ -196,13 +188,13 @@ async def open_session(
         ]
     body = encode_body(redact(text))
     session_id = SessionId(event.session)
-    lease = Lease(session_id, context.worker, 1) if takes_lease and not session else None
+    lease = Lease(session_id, agent.worker, 1) if takes_lease and not session else None
     drafts = lifecycle.draft_start(event, *await offload_body(store, body), extra_drafts)
     start = lifecycle.make_start_write(session_id, drafts, lease)
     # Two cases need the start committed now: a chat is passed on below, and anonymization is salted with the hash of
     # the first event.
-    if lease is not None and kind == "task" and context.agent.tasks.anonymize is None:
-        return NewSession(session_id, lifecycle.foresee_start(start, drafts, context.app.clock.now()), lease, start)
+    if lease is not None and kind == "task" and agent.definition.tasks.anonymize is None:
+        return NewSession(session_id, lifecycle.foresee_start(start, drafts, agent.app.clock.now()), lease, start)
     try:
         committed = await store.commit(start)
     except asyncio.CancelledError:
@@ -210,76 +202,74 @@ async def open_session(
             await run_shielded(store.release(lease))
         raise
     if committed.is_repeated and lease is None:
-        await _require_same_run(context, session_id)
+        await _require_same_run(agent, session_id)
         return NewSession(session_id)
     if kind == "chat":
-        await _pass_on(context, session_id, text)
+        await _pass_on(agent, session_id, text)
     # No other call knows a new id: a repeated write means that only its reply was lost.
     return NewSession(session_id, committed.events, lease)
 
 
-async def _require_same_run(context: AgentContext, session: str) -> None:
+async def _require_same_run(agent: AgentRuntime, session: str) -> None:
     """Raise ConfigError if a session, unless it has ended, has started with another model or other limits."""
-    row = await read_session_row(context, session)
-    (first,) = await context.store.read(session_stream(session), 0, 1)
-    if row.ended_at is None and RunSettings.of(first.event) != context.run:
+    row = await read_session_row(agent, session)
+    (first,) = await agent.store.read(session_stream(session), 0, 1)
+    if row.ended_at is None and RunSettings.of(first.event) != agent.run:
         raise ConfigError(
             f"Session {session} has started with another model or other limits, and keeps them. Pass the same `model` "
             "and `limits`, or another `id`."
         )
 
 
-async def post_message(
-    context: AgentContext, session: str, text: str, files: "Sequence[File | str | Path]" = ()
-) -> None:
+async def post_message(agent: AgentRuntime, session: str, text: str, files: "Sequence[File | str | Path]" = ()) -> None:
     """Post a message with its files to a session."""
     if not text.strip():
         raise ConfigError(EMPTY_MESSAGE)
-    app, store, redact = context.app, context.store, context.guard().redact
-    drafts = await draft_files(store, await read_files(context, files), redact) if files else ()
+    app, store, redact = agent.app, agent.store, agent.guard().redact
+    drafts = await draft_files(store, await read_files(agent, files), redact) if files else ()
     body, blob = await offload_body(store, encode_body(redact(text)))
     event = lifecycle.make_message_event(app.settings.person)
     await store.commit(lifecycle.post_wake(session, app.ids.make(), event, body, blob, files=drafts))
-    if (await read_session_row(context, session)).kind == "chat":
-        await _pass_on(context, session, text)
+    if (await read_session_row(agent, session)).kind == "chat":
+        await _pass_on(agent, session, text)
 
 
-async def _pass_on(context: AgentContext, chat: str, text: str) -> None:
+async def _pass_on(agent: AgentRuntime, chat: str, text: str) -> None:
     """Wake the agent's autonomous session and show it a message that a person wrote in a chat."""
-    autonomous = await find_autonomous_session(context)
+    autonomous = await find_autonomous_session(agent)
     if autonomous is None or autonomous.ended_at is not None or not text.strip():
         return
-    app, store = context.app, context.store
+    app, store = agent.app, agent.store
     event = msgspec.structs.replace(lifecycle.make_message_event(app.settings.person), notifies=True, name="message")
-    sentence = context.guard().redact(f"{app.settings.person} says in the chat {chat}: {text}")
+    sentence = agent.guard().redact(f"{app.settings.person} says in the chat {chat}: {text}")
     body, blob = await offload_body(store, encode_body(sentence))
     await store.commit(lifecycle.post_wake(autonomous.session, app.ids.make(), event, body, blob))
 
 
-async def reopen_agent_session(context: AgentContext, session: str) -> None:
+async def reopen_agent_session(agent: AgentRuntime, session: str) -> None:
     """Reopen a session that has ended. A cancelled one stays cancelled."""
-    row = await read_session_row(context, session)
+    row = await read_session_row(agent, session)
     if newer := explain_newer_format(row):
         raise ConfigError(newer)
     if row.ended_at is None:
         return
-    app = context.app
-    committed = await context.store.commit(lifecycle.reopen_session(session, app.ids.make(), app.settings.person))
+    app = agent.app
+    committed = await agent.store.commit(lifecycle.reopen_session(session, app.ids.make(), app.settings.person))
     if not committed.events:
         raise ConfigError(f"Session {session} has ended ({row.state}: {row.terminal_reason}) and cannot be reopened.")
 
 
-async def is_session_near_budget(context: AgentContext, session: str) -> bool:
+async def is_session_near_budget(agent: AgentRuntime, session: str) -> bool:
     """Return whether a session is near a cap, by the caps and the reserve under which it runs."""
-    row = await read_session_row(context, session)
-    origin = await find_session_origin(context, row)
-    session_context = build_session_context(context, row, context.agent.policy.phases[0], origin)
-    return await context.guard().is_near_budget(session_context)
+    row = await read_session_row(agent, session)
+    origin = await find_session_origin(agent, row)
+    session_context = build_session_context(agent, row, agent.policy.phases[0], origin)
+    return await agent.guard().is_near_budget(session_context)
 
 
-async def read_ended_result(context: AgentContext, row: SessionRow) -> CompletedResult[str] | StoppedResult:
+async def read_ended_result(agent: AgentRuntime, row: SessionRow) -> CompletedResult[str] | StoppedResult:
     """Read the result of a session that has ended, as the run that ended it returned it."""
-    store = context.store
+    store = agent.store
     stored_events = await read_stream(store, session_stream(row.session))
     past = await read_past(row.session, stored_events, store)
     if past.has_erased_text:
@@ -293,7 +283,7 @@ async def read_ended_result(context: AgentContext, row: SessionRow) -> Completed
         row.session,
         past.messages,
         lambda: stored_events,
-        near_budget=await is_session_near_budget(context, row.session),
+        near_budget=await is_session_near_budget(agent, row.session),
         cap=caps[-1] if caps else None,
     )
 
@@ -370,16 +360,14 @@ async def _read_binding_cap(store: Store, leg: Leg) -> int | None:
     return (await read_budget(store, leg.scope, leg.window, leg.unit)).binding(leg.cap)
 
 
-async def begin_playbook(
-    app: Runtime, agent: AssembledAgent, playbook: Playbook, inputs: Mapping[str, Any]
-) -> SessionId:
+async def begin_playbook(agent: AgentRuntime, playbook: Playbook, inputs: Mapping[str, Any]) -> SessionId:
     """Start a session that runs a playbook. Raises ConfigError for missing inputs, unknown tools and plain secrets."""
     missing = [name for name in playbook.inputs if name not in inputs]
     if missing:
         raise ConfigError(f"{playbook.file} needs {join_names(missing)}. Pass --input {missing[0]}=VALUE.")
-    for sentence in list_playbook_flaws(playbook, agent.policy.name, agent.tools, agent.tasks.verbs):
+    for sentence in list_playbook_flaws(playbook, agent.policy.name, agent.tools, agent.definition.tasks.verbs):
         raise ConfigError(sentence)
-    task = encode_task(Task(playbook, inputs))
+    app, task = agent.app, encode_task(Task(playbook, inputs))
     redact = make_guard(app, agent.policy, agent.secrets).redact
     if decode_body(task) != redact(decode_body(task)):
         raise ConfigError(f"{playbook.file} or an input contains a secret in plain text. Use ${{secret:NAME}} instead.")
@@ -396,43 +384,42 @@ async def begin_playbook(
     return session
 
 
-async def is_playbook_run(context: AgentContext, row: SessionRow) -> bool:
+async def is_playbook_run(agent: AgentRuntime, row: SessionRow) -> bool:
     """Return true if a triggered session runs a playbook."""
     if not row.trigger:
         return False
-    trigger_row = await find_trigger_row(context.store, row.trigger)
-    record = None if trigger_row is None else await read_trigger_record(context.store, trigger_row)
+    trigger_row = await find_trigger_row(agent.store, row.trigger)
+    record = None if trigger_row is None else await read_trigger_record(agent.store, trigger_row)
     return record is not None and record.trigger().playbook is not UNSET
 
 
 async def run_leased_playbook(
-    context: AgentContext,
+    agent: AgentRuntime,
     lease: Lease,
     on_step: StepListener = lambda _, __: None,
     on_wait: WaitListener = lambda _, __: None,
 ) -> PlaybookOutcome:
     """Run a playbook's session to its end, under a lease that the caller holds."""
-    agent, app, store = context.agent, context.app, context.store
-    task = await _read_task(app, agent, lease.session)
-    row = await read_session_row(context, lease.session)
-    origin = await find_session_origin(context, row)
-    task_tools = TaskTools(context, row, origin.trigger, origin.documents)
+    app, store = agent.app, agent.store
+    task = await _read_task(agent, lease.session)
+    row = await read_session_row(agent, lease.session)
+    origin = await find_session_origin(agent, row)
+    task_tools = TaskTools(agent, row, origin.trigger, origin.documents)
     tools = {**agent.tools, **{verb.spec.name: verb for verb in task_tools.verbs()}}
     session_context = build_session_context(
-        context, row, grant_phase_tools(agent.policy.phases[0], (), origin.grants), origin
+        agent, row, grant_phase_tools(agent.policy.phases[0], (), origin.grants), origin
     )
     if not row.trigger:
         # A playbook has no wrap-up, so it needs no reserve.
         session_context = msgspec.structs.replace(session_context, reserve_usd=0, reserve_tokens=0)
-    runtime = SessionRuntime(store, app.clock, context.guard(), lease, session_context, tools, on_wait)
-    runtime.sleeps_at_cap = context.sleeps_at_cap or session_context.policy.on_cap == "wait"
+    runtime = SessionRuntime(store, app.clock, agent.guard(), lease, session_context, tools, on_wait)
+    runtime.sleeps_at_cap = agent.sleeps_at_cap or session_context.policy.on_cap == "wait"
     task_tools.runtime = runtime
     return await walk_playbook(runtime, store, task, on_step)
 
 
 async def resume_playbook(
-    app: Runtime,
-    agent: AssembledAgent,
+    agent: AgentRuntime,
     session: SessionId,
     on_step: StepListener,
     on_wait: WaitListener = lambda _, __: None,
@@ -441,25 +428,26 @@ async def resume_playbook(
 
     A model is made only for a step that makes a request, so a playbook of plain calls needs no API key.
     """
-    await _read_task(app, agent, session)
-    worker = make_worker_id("play", app.ids)
-    async with models_of(app, agent) as models, renew_leases(app.store, app.clock, worker, liveness=app.liveness):
+    await _read_task(agent, session)
+    app, worker = agent.app, make_worker_id("play", agent.app.ids)
+    async with renew_leases(app.store, app.clock, worker, liveness=app.liveness):
         lease = await acquire_lease(app.store, app.clock, worker, session, LEASE_WAIT_TIMEOUT)
         if lease is None:
             raise ConfigError(f"Session {session} has ended, or another process runs it. See: halter sessions")
         guard = make_guard(app, agent.policy, agent.secrets)
-        return await run_leased_playbook(AgentContext(app, agent, models, worker, bound=guard), lease, on_step, on_wait)
+        bound = msgspec.structs.replace(agent, worker=worker, bound=guard)
+        return await run_leased_playbook(bound, lease, on_step, on_wait)
 
 
-async def _read_task(app: Runtime, agent: AssembledAgent, session: SessionId) -> Task:
+async def _read_task(agent: AgentRuntime, session: SessionId) -> Task:
     """Return the playbook and inputs of a session, which must be one of this agent."""
-    events = await app.store.read(session_stream(session), limit=1)
+    events = await agent.store.read(session_stream(session), limit=1)
     if not events or not isinstance(events[0].event, SessionStarted):
         raise ConfigError(f"There is no session {session}. List sessions with: halter sessions")
     if events[0].event.agent != agent.policy.name:
         raise ConfigError(f"Session {session} belongs to {events[0].event.agent}, not to {agent.policy.name}.")
     try:
-        return decode_task(await read_body(app.store, events[0]))
+        return decode_task(await read_body(agent.store, events[0]))
     except msgspec.DecodeError:
         raise ConfigError(f"Session {session} does not run a playbook, or its playbook was erased.") from None
 
@@ -474,37 +462,37 @@ class SubSessionOutcome(msgspec.Struct, frozen=True):
 
 
 async def delegate_task(
-    context: AgentContext,
+    agent: AgentRuntime,
     parent: str,
-    delegate: AgentContext,
+    delegate: AgentRuntime,
     task: str,
     observer: LoopObserver = NO_OBSERVER,
     on_wait: WaitListener = lambda _, __: None,
 ) -> SubSessionOutcome:
     """Run a task as a sub-session of another agent and wait for it. Its end wakes the parent."""
-    row = await read_session_row(context, parent)
+    row = await read_session_row(agent, parent)
     if row.ended_at is not None:
         return SubSessionOutcome("", f"Session {parent} has ended and cannot start sub-sessions. Start a new one.")
-    child = await begin_sub_session(context, row, delegate, task)
+    child = await begin_sub_session(agent, row, delegate, task)
     if not child:
-        return SubSessionOutcome("", await explain_insufficient_cap(context, row))
+        return SubSessionOutcome("", await explain_insufficient_cap(agent, row))
     return await attend_sub_session(delegate, child, observer, on_wait)
 
 
 async def resume_delegation(
-    context: AgentContext, parent: str, observer: LoopObserver, on_wait: WaitListener
+    agent: AgentRuntime, parent: str, observer: LoopObserver, on_wait: WaitListener
 ) -> AsyncGenerator[SubSessionOutcome]:
     """Resume the open sub-sessions that an earlier process left, one after the other."""
-    for row in await context.store.ask(Query("open_children", SessionRow, {"session": parent})):
+    for row in await agent.store.ask(Query("open_children", SessionRow, {"session": parent})):
         try:
-            async with open_delegate(context, row.agent) as delegate:
+            async with open_delegate(agent, row.agent) as delegate:
                 yield await attend_sub_session(delegate, row.session, observer, on_wait)
         except ConfigError as error:
             yield SubSessionOutcome(row.session, str(error))
 
 
 async def attend_sub_session(
-    delegate: AgentContext, child: str, observer: LoopObserver, on_wait: WaitListener
+    delegate: AgentRuntime, child: str, observer: LoopObserver, on_wait: WaitListener
 ) -> SubSessionOutcome:
     """Run a sub-session until it parks or ends."""
     with mark_nested(delegate, child):

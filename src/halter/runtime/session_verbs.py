@@ -23,7 +23,7 @@ from halter.loop.decide import End, compute_backoff, compute_outage_backoff
 from halter.loop.session_runtime import SessionRuntime
 from halter.loop.turn import FailedAttempt
 from halter.models.price_tables import make_prices
-from halter.runtime.agent_context import AgentContext
+from halter.runtime.agent_runtime import AgentRuntime
 from halter.runtime.document_index import Library, SessionDocuments
 from halter.spec.triggers import AnyTrigger, Watch
 from halter.tasks.conversation import REVIEW_PHASE
@@ -87,11 +87,11 @@ class TaskTools:
     runtime: SessionRuntime
 
     def __init__(
-        self, context: AgentContext, row: SessionRow, trigger: AnyTrigger | None, own_documents: Sequence[DocumentRef]
+        self, agent: AgentRuntime, row: SessionRow, trigger: AnyTrigger | None, own_documents: Sequence[DocumentRef]
     ) -> None:
-        self._context = context
+        self._context = agent
         self._row = row
-        tasks = context.agent.tasks
+        tasks = agent.definition.tasks
         collection_names = tasks.collections if trigger is None else _list_collections(trigger)
         collections = {name: tasks.collections[name] for name in collection_names if name in tasks.collections}
         self._documents = (collections, _assign_collections(own_documents, trigger))
@@ -102,38 +102,38 @@ class TaskTools:
     @cached_property
     def documents(self) -> SessionDocuments:
         context = self._context
-        library = context.agent.library or Library(context.store, Path())
+        library = context.library or Library(context.store, Path())
         return SessionDocuments(library, context.store, *self._documents)
 
     def verbs(self) -> Sequence[Verb]:
-        context, name = self._context, self._context.agent.policy.name
-        clock, agent = context.app.clock, context.agent
-        if not agent.tasks.verbs:
+        context, name = self._context, self._context.policy.name
+        clock, agent = context.app.clock, context
+        if not agent.definition.tasks.verbs:
             return ()
         makers: Mapping[str, Callable[[], Verb]] = {
             RETRIEVE_CHUNKS: lambda: retrieve_chunks(self.documents, clock.now),
             RUN_SKILL: lambda: make_skill_verb(
-                agent.skills,
+                agent.definition.skills,
                 lambda request, attempt: self._ask_patiently(request, context.model_for("skill"), attempt),
-                agent.model_settings.max_output_tokens,
+                agent.definition.model_settings.max_output_tokens,
                 MAX_PLAYBOOK_DURATION if self._max_outage_backoff else SKILL_TIMEOUT,
             ),
-            RUN_PLAYBOOK: lambda: make_playbook_verb(agent.playbooks, self._step, self._count_spent),
+            RUN_PLAYBOOK: lambda: make_playbook_verb(agent.definition.playbooks, self._step, self._count_spent),
             EMIT_FINDING: lambda: emit_finding(name, self.documents.check),
             PROPOSE_MEMORY: lambda: propose_memory(agent.policy, clock),
             PROPOSE_PRECEDENT: lambda: propose_precedent(agent.policy, clock),
             NOTIFY: lambda: notify(
                 name,
                 self._row.session,
-                tuple(channel.name for channel in agent.tasks.notify.channels) or (IN_APP,),
+                tuple(channel.name for channel in agent.definition.tasks.notify.channels) or (IN_APP,),
                 self._find_reviewed,
                 self._mark_links,
                 MAX_PLAYBOOK_DURATION
-                if self._max_outage_backoff and agent.tasks.review.judges
+                if self._max_outage_backoff and agent.definition.tasks.review.judges
                 else DEFAULT_TOOL_TIMEOUT,
             ),
         }
-        return [makers[verb]() for verb in agent.tasks.verbs]
+        return [makers[verb]() for verb in agent.definition.tasks.verbs]
 
     def _mark_links(self, text: str) -> str:
         return self.describe_links(text)
@@ -173,7 +173,7 @@ class TaskTools:
     @property
     def _max_outage_backoff(self) -> int:
         """The longest wait between two attempts during an outage; 0 in an attended session."""
-        return self._context.agent.model_settings.outage_backoff if self._row.unattended else 0
+        return self._context.definition.model_settings.outage_backoff if self._row.unattended else 0
 
     async def _ask_patiently(
         self, request: ModelRequest, model: Model, attempt: int
@@ -246,7 +246,7 @@ class TaskTools:
         return {row.finding: (row.review, row.text()) for row in await self._rows()}
 
     async def review(self, *, phase: bool = False) -> End | None:
-        policy, tasks = self._context.agent.policy, self._context.agent.tasks
+        policy, tasks = self._context.policy, self._context.definition.tasks
         if not phase and (not tasks.review.judges or any(each.name == REVIEW_PHASE for each in policy.phases)):
             return None
         findings = [await self._render_finding(row) for row in await self._rows()]
@@ -262,7 +262,7 @@ class TaskTools:
         return FindingInContext(row.finding, row.text(), row.support, source, reviewed=row.review != "")
 
     def _judging(self) -> JudgePanel:
-        review, context = self._context.agent.tasks.review, self._context
+        review, context = self._context.definition.tasks.review, self._context
         judges = tuple(context.models.get(name) for name in review.judges) or (context.model_for("judge"),)
         cap = None if review.max_cost_per_message_usd is UNSET else review.max_cost_per_message_usd
         return JudgePanel(judges, review.instructions, cap)
@@ -270,7 +270,7 @@ class TaskTools:
     def _price(self, model: Model, prompt: Prompt) -> int | None:
         """Compute the amount to hold for a request: its maximum cost. None for a model without a price."""
         context = self._context
-        rates = make_prices(context.agent.policy, context.app.prices.tables).find(model.name, model.base_url)
+        rates = make_prices(context.policy, context.app.prices.tables).find(model.name, model.base_url)
         if isinstance(rates, Unpriced):
             return None
         return rates.bound(model.count(prompt), prompt.max_output_tokens, self._context.app.clock.now())

@@ -38,8 +38,8 @@ from halter.dispatch.idle import IdleLimits
 from halter.dispatch.workers import WorkerRow
 from halter.guard.halts import halt, read_halts, switch_on
 from halter.loop.concurrency import raise_if_cancelled, run_together, wait_for_change, wait_for_either, watch_changes
-from halter.runtime.agent_context import AgentContext, models_of
-from halter.runtime.assembly.assembled_agent import assemble_agent
+from halter.runtime.agent_runtime import AgentRuntime
+from halter.runtime.assembly.folder_agent import open_folder_agent
 from halter.runtime.forecast import describe_spending_limits, forecast_spending
 from halter.runtime.notices import Notices, Outbox, make_senders
 from halter.runtime.runtime import Runtime, bind_policy, follow_prices, is_superseded
@@ -144,7 +144,7 @@ class Supervisor:
                 channel: sender
                 for agent in self.agents.values()
                 for channel, sender in make_senders(
-                    agent.name, agent.context.agent.tasks, agent.context.agent.secrets
+                    agent.name, agent.context.definition.tasks, agent.context.secrets
                 ).items()
             }
             outbox_jobs = [Outbox(self._app, senders).run] if senders else []
@@ -177,28 +177,29 @@ class Supervisor:
     async def _join(self, stack: AsyncExitStack, folder: Path) -> None:
         """Load the agent of a folder. If that raises ConfigError, report the error and leave the agent out."""
         try:
-            agent = await stack.enter_async_context(
-                assemble_agent(self._app, folder, report=partial(self._on_report, folder.name))
-            )
-            models = await stack.enter_async_context(models_of(self._app, agent, self._model_overrides))
-            context = AgentContext(
-                self._app, agent, models, self._worker, rng=self._rng, nested_sessions=self._sessions.nested
-            )
-            context.require_model()
-            await self._require_autonomy(context, folder)
+            report = partial(self._on_report, folder.name)
+            opening = open_folder_agent(self._app, folder, self._worker, models=self._model_overrides, report=report)
+            agent = await stack.enter_async_context(opening)
+            agent = replace(agent, rng=self._rng, nested_sessions=self._sessions.nested)
+            agent.require_model()
+            await self._require_autonomy(agent, folder)
         except ConfigError as error:
             self._on_report("", str(error))
             return
         name = agent.policy.name
         limits = await describe_spending_limits(self._app, agent.policy)
         now, environ = self._app.clock.now(), self._app.environ
-        forecast = await forecast_spending(self._store, agent, folder, environ, now)
-        problems = (*agent.unavailable_tools, *list_unwritten_fields(agent.pacing), *list_webhook_problems(agent))
+        forecast = await forecast_spending(self._store, agent.definition, folder, environ, now)
+        problems = (
+            *agent.unavailable_tools,
+            *list_unwritten_fields(agent.definition.pacing),
+            *list_webhook_problems(agent),
+        )
         for sentence in (limits, *forecast.describe(), *problems):
             self._on_report(name, sentence)
         await self._report_other_workers(name)
-        self.agents[name] = AutonomousAgent(context, folder, self._pulse)
-        self._triggers[name] = AgentTriggers(context, folder, self._on_report, self._wait_for_change)
+        self.agents[name] = AutonomousAgent(agent, folder, self._pulse)
+        self._triggers[name] = AgentTriggers(agent, folder, self._on_report, self._wait_for_change)
         await self._switch_on_first(name)
 
     async def _report_other_workers(self, name: str) -> None:
@@ -216,11 +217,10 @@ class Supervisor:
                 f"when the other ends. To stop one, run kill {info.pid} on {info.host}, or press Ctrl-C here.",
             )
 
-    async def _require_autonomy(self, context: AgentContext, folder: Path) -> None:
-        name = context.agent.policy.name
-        agent = context.agent
+    async def _require_autonomy(self, agent: AgentRuntime, folder: Path) -> None:
+        name = agent.name
         trigger_rows = await self._store.ask(Query("triggers_of", TriggerRow, {"agent": name}))
-        if not agent.pacing.autonomy.enabled and not agent.tasks.triggers() and not trigger_rows:
+        if not agent.definition.pacing.autonomy.enabled and not agent.definition.tasks.triggers() and not trigger_rows:
             raise ConfigError(
                 f"{name} has nothing to run unattended. Set `autonomy: {{enabled: true}}`, or add a schedule, a watch "
                 f"or a webhook, in {folder}/agent.yaml."
@@ -238,7 +238,7 @@ class Supervisor:
         return WebhookReceiver({name: agent.context for name, agent in self.agents.items()}, self._triggers)
 
     def _tasks(self) -> Mapping[str, Tasks]:
-        return {name: agent.context.agent.tasks for name, agent in self.agents.items()}
+        return {name: agent.context.definition.tasks for name, agent in self.agents.items()}
 
     def _redact(self, text: str) -> str:
         for agent in self.agents.values():
@@ -246,7 +246,7 @@ class Supervisor:
         return text
 
     def _idle_halt(self, agent: str) -> int:
-        return self.agents[agent].context.agent.tasks.idle_halt
+        return self.agents[agent].context.definition.tasks.idle_halt
 
     async def _attend(self, lease: Lease, row: SessionRow) -> None:
         """Run a session until it parks or ends, and queue notices if a person may have to act.
@@ -319,7 +319,7 @@ class Supervisor:
 
     async def _tend_or_report(self, agent: AutonomousAgent, *, starting: bool) -> None:
         """Tend one agent. A failure is reported and stops no other agent."""
-        if not agent.context.agent.pacing.autonomy.enabled:
+        if not agent.context.definition.pacing.autonomy.enabled:
             return
         try:
             if await self._tend_agent(agent, starting=starting):
@@ -366,7 +366,7 @@ class Supervisor:
         halts = await read_halts(self._store, list_scopes(name, newest.session if newest else ""))
         switch = (await self._switches()).get(name)
         since = 0 if switch is None else switch.at
-        exhausted = await find_exhausted_session(self._store, agent.context.agent.policy, newest, now, since)
+        exhausted = await find_exhausted_session(self._store, agent.context.policy, newest, now, since)
         match decide_upkeep(name, switch, newest, halts, now, starting=starting, used_up=exhausted):
             case BeginSession(number, follows, because):
                 session = await agent.begin_session(number, follows, because)

@@ -56,7 +56,7 @@ from halter.guard.halts import read_halts
 from halter.guard.ledger import read_budget
 from halter.loop.concurrency import raise_if_cancelled
 from halter.policy.hours import parse_active_hours
-from halter.runtime.agent_context import AgentContext
+from halter.runtime.agent_runtime import AgentRuntime
 from halter.runtime.document_index import Library
 from halter.runtime.needs import read_trigger_health
 from halter.runtime.session_origin import build_session_beginning, read_session_row
@@ -150,7 +150,7 @@ class RunInput(msgspec.Struct, frozen=True):
 
 
 async def start_run(
-    context: AgentContext,
+    agent: AgentRuntime,
     row: TriggerRow,
     trigger: AnyTrigger,
     run: RunStarted,
@@ -163,7 +163,7 @@ async def start_run(
     `previous_session` is the newest session of the run's document. The write requires that it has not changed.
     """
     session = f"{row.agent}.{trigger.name}-{row.runs + 1}"
-    event, drafts = await build_session_beginning(context, "task", session)
+    event, drafts = await build_session_beginning(agent, "task", session)
     event = msgspec.structs.replace(
         event,
         trigger=row.trigger,
@@ -173,10 +173,10 @@ async def start_run(
     )
     event = add_traceparent(event)
     run = msgspec.structs.replace(run, session=session)
-    redact = context.guard().redact
-    task = await offload_body(context.store, _task(context, trigger, redact(trigger.prompt)))
+    redact = agent.guard().redact
+    task = await offload_body(agent.store, _task(agent, trigger, redact(trigger.prompt)))
     stream, inbox = session_stream(session), inbox_stream(session)
-    inputs = [] if run_input is None else [await _draft_input(context, run_input, redact(run_input.text))]
+    inputs = [] if run_input is None else [await _draft_input(agent, run_input, redact(run_input.text))]
 
     def decide(rows: Rows) -> Sequence[Draft]:
         current = rows.get(TriggerRow, row.trigger)
@@ -198,16 +198,16 @@ async def start_run(
     return Write(trigger_stream(row.trigger), f"{row.trigger}/{key}", decide, reads, others=(stream, inbox))
 
 
-def _task(context: AgentContext, trigger: AnyTrigger, prompt: str) -> bytes:
+def _task(agent: AgentRuntime, trigger: AnyTrigger, prompt: str) -> bytes:
     if isinstance(trigger.playbook, str):
-        return encode_task(Task(context.agent.playbooks[PurePosixPath(trigger.playbook).stem], trigger.inputs))
+        return encode_task(Task(agent.definition.playbooks[PurePosixPath(trigger.playbook).stem], trigger.inputs))
     return encode_body(prompt)
 
 
-async def _draft_input(context: AgentContext, run_input: RunInput, text: str) -> Draft:
+async def _draft_input(agent: AgentRuntime, run_input: RunInput, text: str) -> Draft:
     cause = "webhook" if run_input.cause == "webhook" else "trigger"
     event = WakePosted(cause=cause, origin="document", sender=run_input.sender)
-    return Draft(event, *await offload_body(context.store, encode_body(text)))
+    return Draft(event, *await offload_body(agent.store, encode_body(text)))
 
 
 TriggerMessageListener = Callable[[str, str], None]
@@ -230,16 +230,16 @@ class AgentTriggers:
 
     def __init__(
         self,
-        context: AgentContext,
+        agent: AgentRuntime,
         folder: Path,
         on_report: TriggerMessageListener,
         on_quarantine: Callable[[], None] = lambda: None,
     ) -> None:
-        self._context = context
-        self._store = context.store
-        self._clock = context.app.clock
-        self._name = context.agent.policy.name
-        self._library = context.agent.library or Library(context.store, folder)
+        self._context = agent
+        self._store = agent.store
+        self._clock = agent.app.clock
+        self._name = agent.policy.name
+        self._library = agent.library or Library(agent.store, folder)
         self._report = on_report
         self._on_quarantine = on_quarantine
         self._records: dict[tuple[str, int], TriggerRecord | None] = {}
@@ -249,7 +249,7 @@ class AgentTriggers:
 
     @property
     def watches(self) -> bool:
-        return bool(self._context.agent.tasks.watches)
+        return bool(self._context.definition.tasks.watches)
 
     async def find_halted(self, rows: Sequence[SessionRow]) -> Sequence[SessionRow]:
         """Return the sessions that are halted, directly or through their trigger, agent or fleet."""
@@ -305,7 +305,7 @@ class AgentTriggers:
         if self._is_settled:
             return
         rows = {row.trigger: row for row in await self._rows()}
-        triggers_by_id = {trigger_id(self._name, each.name): each for each in self._context.agent.tasks.triggers()}
+        triggers_by_id = {trigger_id(self._name, each.name): each for each in self._context.definition.tasks.triggers()}
         for identity, trigger in triggers_by_id.items():
             row = rows.get(identity)
             if row is None or row.digest != digest_trigger(trigger):
@@ -379,7 +379,7 @@ class AgentTriggers:
 
     async def _money(self, row: TriggerRow, trigger: AnyTrigger) -> tuple[CapExhausted | None, int | None]:
         """Return the exhausted cap, if there is one, and the amount that the tightest cap leaves."""
-        caps = inherit_trigger_caps(self._context.agent.policy.caps, trigger)
+        caps = inherit_trigger_caps(self._context.policy.caps, trigger)
         legs = list_accounts(caps, Spender("", self._name, row.trigger), self._clock.now())
         smallest: int | None = None
         for leg in legs:
@@ -508,7 +508,7 @@ class AgentTriggers:
 
     def _resolve_collection(self, watch: Watch) -> tuple[str, str]:
         if watch.collection is not UNSET:
-            collection = self._context.agent.tasks.collections[watch.collection]
+            collection = self._context.definition.tasks.collections[watch.collection]
             return collection.path, collection.pattern
         return ("." if watch.path is UNSET else watch.path), watch.pattern
 
@@ -598,35 +598,35 @@ def resolve_timing(schedule: Schedule, now: int) -> Timing:
 MAX_DELIVERY_LENGTH = 256 * 1024
 
 
-async def run_now(context: AgentContext, folder: Path, name: str, file: Path | None) -> SessionId:
+async def run_now(agent: AgentRuntime, folder: Path, name: str, file: Path | None) -> SessionId:
     """Start a run of a trigger: for a watch with a document, for a webhook with a file as its delivery."""
-    store, agent = context.store, context.agent.policy.name
-    await AgentTriggers(context, folder, lambda _, __: None).settle()
-    row = await find_trigger_row(store, trigger_id(agent, name))
+    store = agent.store
+    await AgentTriggers(agent, folder, lambda _, __: None).settle()
+    row = await find_trigger_row(store, trigger_id(agent.name, name))
     record = None if row is None or row.ended_at is not None else await read_trigger_record(store, row)
     if row is None or record is None:
-        raise ConfigError(f"{agent} has no trigger {name}. List its triggers with: halter triggers {agent}")
+        raise ConfigError(f"{agent.name} has no trigger {name}. List its triggers with: halter triggers {agent.name}")
     trigger = record.trigger()
-    item, run_input = await _build_run_input(context, folder, row, trigger, file)
-    person = context.app.settings.person
+    item, run_input = await _build_run_input(agent, folder, row, trigger, file)
+    person = agent.app.settings.person
     run = RunStarted(trigger=row.trigger, session="", cause="person", item=item, by=person)
-    write = await start_run(context, row, trigger, run, f"person/{context.app.ids.make()}", run_input)
+    write = await start_run(agent, row, trigger, run, f"person/{agent.app.ids.make()}", run_input)
     for stored in (await store.commit(write)).events:
         if isinstance(stored.event, RunStarted):
             return SessionId(stored.event.session)
     raise ConfigError(f"Another run of {name} started at the same moment. See: halter sessions")
 
 
-async def attend_run_here(context: AgentContext, folder: Path, session: SessionId) -> bool:
+async def attend_run_here(agent: AgentRuntime, folder: Path, session: SessionId) -> bool:
     """Run a triggered session in this process until it parks or ends; return false if another process has it."""
-    for lease in await context.store.claim(context.worker, 1, session):
-        await AutonomousAgent(context, folder).run_session(lease, await read_session_row(context, session))
+    for lease in await agent.store.claim(agent.worker, 1, session):
+        await AutonomousAgent(agent, folder).run_session(lease, await read_session_row(agent, session))
         return True
     return False
 
 
 async def _build_run_input(
-    context: AgentContext, folder: Path, row: TriggerRow, trigger: AnyTrigger, file: Path | None
+    agent: AgentRuntime, folder: Path, row: TriggerRow, trigger: AnyTrigger, file: Path | None
 ) -> tuple[str, RunInput | None]:
     match trigger:
         case Schedule():
@@ -636,23 +636,23 @@ async def _build_run_input(
         case Watch():
             if file is None:
                 raise ConfigError(f"{trigger.name} is a watch and runs for a document. Name its file.")
-            return await _index_ignored_document(context, folder, row, file), RunInput(
+            return await _index_ignored_document(agent, folder, row, file), RunInput(
                 f"The document is {file.name}.", row.trigger
             )
         case Webhook():
             text = "" if file is None else _read_delivery(file)
-            return "", RunInput(text, context.app.settings.person, "webhook") if text else None
+            return "", RunInput(text, agent.app.settings.person, "webhook") if text else None
 
 
-async def _index_ignored_document(context: AgentContext, folder: Path, row: TriggerRow, file: Path) -> str:
+async def _index_ignored_document(agent: AgentRuntime, folder: Path, row: TriggerRow, file: Path) -> str:
     """Index a document as ignored, so that the watch itself starts no run for it."""
-    library = context.agent.library or Library(context.store, folder)
+    library = agent.library or Library(agent.store, folder)
     path, entry = _stat_document(file)
     indexed_file = await library.index_file(path, entry, file.name)
     if indexed_file.problem or not indexed_file.document:
         raise ConfigError(indexed_file.problem or f"{file} cannot be read.")
     event = ItemSeen(trigger=row.trigger, item=indexed_file.document, name=file.name, size=entry.size, ignored=True)
-    await context.store.commit(record_trigger_events(row.trigger, f"seen/{indexed_file.document}", event))
+    await agent.store.commit(record_trigger_events(row.trigger, f"seen/{indexed_file.document}", event))
     return indexed_file.document
 
 

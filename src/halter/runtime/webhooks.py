@@ -20,8 +20,7 @@ from halter.core.events import RunSkipped, RunStarted
 from halter.core.text import clean
 from halter.core.tools import find_secret_names
 from halter.redaction.secrets import SECRET_PREFIX
-from halter.runtime.agent_context import AgentContext
-from halter.runtime.assembly.assembled_agent import AssembledAgent
+from halter.runtime.agent_runtime import AgentRuntime
 from halter.runtime.trigger_runner import (
     FILE_ACTOR,
     AgentTriggers,
@@ -186,12 +185,12 @@ UNKNOWN_SENDER: Final = HookRejected(
 class WebhookReceiver:
     """Receives deliveries for the webhooks of the agents of this process."""
 
-    def __init__(self, agents: Mapping[str, AgentContext], triggers: Mapping[str, AgentTriggers]) -> None:
+    def __init__(self, agents: Mapping[str, AgentRuntime], triggers: Mapping[str, AgentTriggers]) -> None:
         self._agents = agents
         self._triggers = triggers
 
     def has_webhooks(self) -> bool:
-        return any(context.agent.tasks.webhooks for context in self._agents.values())
+        return any(context.definition.tasks.webhooks for context in self._agents.values())
 
     def max_bytes(self, agent: str, name: str, headers: Mapping[str, str]) -> int:
         """Return the maximum length of a body; 0 without a valid token or any signature, so that no body is read."""
@@ -229,28 +228,26 @@ class WebhookReceiver:
 
     def _hook(self, agent: str, name: str) -> Webhook | None:
         context = self._agents.get(agent)
-        hooks = () if context is None else context.agent.tasks.webhooks
+        hooks = () if context is None else context.definition.tasks.webhooks
         return next((hook for hook in hooks if hook.name == name), None)
 
     async def _start_run(
-        self, context: AgentContext, hook: Webhook, delivery: Delivery, name: str
+        self, agent: AgentRuntime, hook: Webhook, delivery: Delivery, name: str
     ) -> HookAccepted | HookRejected:
         """Start the run of the delivery of this name."""
-        identity = trigger_id(context.agent.policy.name, hook.name)
-        store, key = context.store, f"delivery/{name}"
+        identity = trigger_id(agent.policy.name, hook.name)
+        store, key = agent.store, f"delivery/{name}"
         for _ in range(MAX_START_ATTEMPTS):
             row = await find_trigger_row(store, identity)
             if row is None or row.ended_at is not None:
                 await store.commit(
-                    make_trigger(
-                        identity, context.agent.policy.name, hook, FILE_ACTOR, None, row.made_seq if row else 0
-                    )
+                    make_trigger(identity, agent.policy.name, hook, FILE_ACTOR, None, row.made_seq if row else 0)
                 )
                 continue
             run = RunStarted(trigger=identity, session="", cause="webhook")
             run_input = RunInput(delivery.body.decode("utf-8", "replace"), f"webhook:{clean(name)}", "webhook")
-            write = await start_run(context, row, hook, run, key, run_input)
-            obstacle = await self._find_obstacle(context, hook, identity, write.key)
+            write = await start_run(agent, row, hook, run, key, run_input)
+            obstacle = await self._find_obstacle(agent, hook, identity, write.key)
             if obstacle is not None:
                 return obstacle
             result = await store.commit(write)
@@ -260,26 +257,26 @@ class WebhookReceiver:
         return HookRejected(503, "Too many deliveries at the same time. Send it again in a moment.", SECOND)
 
     async def _find_obstacle(
-        self, context: AgentContext, hook: Webhook, identity: str, key: str
+        self, agent: AgentRuntime, hook: Webhook, identity: str, key: str
     ) -> HookAccepted | HookRejected | None:
         """Return the answer to a delivery that starts no run, or None. A repeated one gets its first answer."""
-        session = await self._triggers[context.agent.policy.name].find_delivery(identity, key)
+        session = await self._triggers[agent.policy.name].find_delivery(identity, key)
         if session:
             return HookAccepted(session, repeated=True)
-        obstacle = await self._triggers[context.agent.policy.name].find_obstacle(identity, hook)
+        obstacle = await self._triggers[agent.policy.name].find_obstacle(identity, hook)
         if obstacle is None:
             return None
         reason, sentence, until = obstacle
-        now = context.app.clock.now()
+        now = agent.app.clock.now()
         event = RunSkipped(trigger=identity, why=reason, due_at=now, sentence=sentence)
-        await context.store.commit(record_trigger_events(identity, f"skip/{key}/{now}", event))
+        await agent.store.commit(record_trigger_events(identity, f"skip/{key}/{now}", event))
         is_temporary = reason == "cost_cap_reached" or until is not None
         return HookRejected(429 if is_temporary else 409, sentence, None if until is None else until - now)
 
 
-def list_webhook_problems(agent: AssembledAgent) -> Iterator[str]:
+def list_webhook_problems(agent: AgentRuntime) -> Iterator[str]:
     """List webhooks that accept nothing, or less than their file says, because of a secret."""
-    for hook in agent.tasks.webhooks:
+    for hook in agent.definition.tasks.webhooks:
         for name in _list_secret_names(hook):
             problem = ""
             if name not in agent.secrets.names():
@@ -306,9 +303,9 @@ def _decode_key(scheme: SchemeName, secret: str) -> bytes | None:
         return None
 
 
-def _is_proven(context: AgentContext, hook: Webhook, delivery: Delivery) -> bool:
+def _is_proven(agent: AgentRuntime, hook: Webhook, delivery: Delivery) -> bool:
     """Return True if one of the webhook's secrets is the token, or made one of the signatures."""
-    scheme, secrets = SCHEMES[hook.scheme], context.agent.secrets
+    scheme, secrets = SCHEMES[hook.scheme], agent.secrets
     values = [secrets.value(name) for name in _list_secret_names(hook) if name in secrets.names()]
     keys = [key for key in (_decode_key(hook.scheme, value) for value in values) if key]
     expected = [_sign(scheme, key, delivery) for key in keys] if scheme.signed else keys

@@ -23,6 +23,7 @@ from halter.core.tools import DEFAULT_TOOL_TIMEOUT
 from halter.dispatch.dispatcher import (
     DEFAULT_CONCURRENCY,
     DUE_POLLING_INTERVAL,
+    DistributedDispatcher,
     EmbeddedDispatcher,
     RunningSessions,
     find_version_in_force,
@@ -33,7 +34,7 @@ from halter.dispatch.store_clock import StoreClock
 from halter.dispatch.workers import WorkerInfo, WorkerRow
 from halter.guard.request import MODEL_REQUEST_TIMEOUT
 from halter.loop.observer import LoopObserver
-from halter.runtime.agent_context import AgentContext
+from halter.runtime.agent_runtime import AgentRuntime
 from halter.runtime.runtime import PRICES_ACTOR, Runtime, describe_price_update, sync_store_clock, update_prices
 from halter.runtime.session_builder import LiveSession, build_live_session
 from halter.runtime.session_origin import build_handover
@@ -42,6 +43,7 @@ from halter.runtime.session_sensors import SessionSensors, make_fetch_tools
 from halter.runtime.session_start import Predecessor, begin_session, is_playbook_run, run_leased_playbook
 from halter.state.session import InFlight
 from halter.tasks.conversation import Conclusion
+from halter_agents import VERSION
 
 MAX_REMEMBERED_SESSIONS: Final = 50
 """Maximum number of parked sessions in memory."""
@@ -59,23 +61,23 @@ def ignore_pulse(_: str, __: str, ___: Mapping[str, Any]) -> None:
 class AutonomousAgent:
     """Runs the sessions of one agent in this process."""
 
-    def __init__(self, context: AgentContext, folder: Path, pulse: PulseListener = ignore_pulse) -> None:
-        self.context = context
+    def __init__(self, agent: AgentRuntime, folder: Path, pulse: PulseListener = ignore_pulse) -> None:
+        self.context = agent
         self.snapshots: dict[SessionId, Callable[[], bytes]] = {}
         self._folder = folder
         self._pulse = pulse
-        self._resident = bool(context.agent.pacing.sensors)
+        self._resident = bool(agent.definition.pacing.sensors)
         self._resting: dict[SessionId, tuple[int, LiveSession]] = {}
 
     @property
     def name(self) -> str:
-        return self.context.agent.policy.name
+        return self.context.policy.name
 
     def find_time_limit(self, flight: InFlight) -> int:
         """Return how long a call or request in flight may take. Effects inside a verb have their own limits."""
         if not flight.is_call:
             return MODEL_REQUEST_TIMEOUT
-        tool = self.context.agent.tools.get(flight.name)
+        tool = self.context.tools.get(flight.name)
         return DEFAULT_TOOL_TIMEOUT if tool is None else tool.spec.timeout
 
     async def begin_session(self, number: int, follows: str = "", because: str = "") -> SessionId:
@@ -240,7 +242,6 @@ def make_embedded_mode(kind: str = "up") -> DispatchMode:
 
 def make_distributed_mode(url: str, clock: Clock, concurrency: int, drain: int = DRAIN_TIMEOUT) -> DispatchMode:
     """Make the mode of a worker, which gets tickets from the queue that all workers of a PostgreSQL store share."""
-    from halter.dispatch.dispatcher import DistributedDispatcher
     from halter.dispatch.ticket_queue import ProcrastinateQueue, prepare_queue_tables
 
     prepare_queue_tables(url)
@@ -293,13 +294,13 @@ class WorkerState:
     def agents(self) -> AgentConcurrency:
         """Return the agents whose sessions are claimed here, with their concurrency across all workers."""
         return {
-            name: agent.context.agent.tasks.concurrency
+            name: agent.context.definition.tasks.concurrency
             for name, agent in self._agents.items()
             if name not in self._waiting
         }
 
     def versions(self) -> Mapping[str, str]:
-        return {name: agent.context.agent.folder_digest for name, agent in self._agents.items()}
+        return {name: agent.context.folder_digest for name, agent in self._agents.items()}
 
     def leases(self) -> frozenset[Lease]:
         return self._sessions.leases()
@@ -311,8 +312,6 @@ class WorkerState:
         return {session: snapshot() for agent in self._agents.values() for session, snapshot in agent.snapshots.items()}
 
     def describe(self) -> str:
-        from halter_agents import VERSION
-
         info = WorkerInfo(
             kind=self._mode.kind,
             version=VERSION,

@@ -1,12 +1,13 @@
 """The keys of `halter.yaml`."""
 
 from collections.abc import Mapping
+from ipaddress import ip_network
 from typing import Annotated, ClassVar, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
 from halter.core.clock import HOUR
-from halter.core.usage import Price
+from halter.core.usage import Price, is_encrypted_or_local
 from halter.spec.channels import Notify
 from halter.spec.forms import (
     Duration,
@@ -19,6 +20,7 @@ from halter.spec.forms import (
     SecretName,
     SecretReference,
     Spec,
+    UnusableKey,
     Url,
     Zone,
 )
@@ -129,6 +131,11 @@ class OidcSpec(Spec, frozen=True):
         "groups"
     )
 
+    def require_fit(self) -> None:
+        for key in ("issuer", "url"):
+            if not is_encrypted_or_local(getattr(self, key)):
+                raise UnusableKey("is not encrypted; use a URL with https.", key)
+
 
 class SignOnSpec(Spec, frozen=True):
     """Sign-on without a token: through an authenticating proxy, or an OpenID Connect provider."""
@@ -167,6 +174,22 @@ class SignOnSpec(Spec, frozen=True):
     )
     lifetime: Annotated[Duration, Meta(description="Lifetime of a login at the provider, and of an open page.")] = HOUR
     oidc: Annotated[OidcSpec, Meta(description="OpenID Connect provider.")] | UnsetType = UNSET
+
+    def require_fit(self) -> None:
+        if not self.proxies and self.oidc is UNSET:
+            raise UnusableKey("is empty, so no one could sign on; add an entry, or remove `sign_on`.", "proxies")
+        if self.proxies and self.secret is UNSET:
+            raise UnusableKey("requires `sign_on.secret` to authenticate the proxy; set it.", "proxies")
+        for group, agents in self.agents.items():
+            if group not in self.roles or not agents:
+                sentence = "must name at least one agent, and the group must have a role in `roles`; fix the entry."
+                raise UnusableKey(sentence, "agents", group)
+        for index, proxy in enumerate(self.proxies):
+            try:
+                ip_network(proxy)
+            except ValueError:
+                sentence = "is not an address or a network; write one, as in 10.0.0.7 or 10.0.0.0/8."
+                raise UnusableKey(sentence, "proxies", index) from None
 
 
 class FleetSpec(Spec, frozen=True):

@@ -14,6 +14,7 @@ from halter.spec.forms import (
     Dollars,
     Duration,
     Spec,
+    UnusableKey,
     Window,
 )
 from halter.spec.models import ContextStrategy
@@ -180,6 +181,10 @@ class ModelRate(Spec, frozen=True):
         ]
         | UnsetType
     ) = UNSET
+
+    def require_fit(self) -> None:
+        if self.requests_per_minute is UNSET and self.tokens_per_minute is UNSET:
+            raise UnusableKey("limits nothing; write `requests_per_minute`, `tokens_per_minute` or both.")
 
 
 class AgentBounds(Spec, frozen=True):

@@ -28,9 +28,8 @@ from halter.guard.call_answer import ApprovalRequired
 from halter.provenance.check import ProvenanceCheck
 from halter.redaction.secrets import GivenSecrets
 from halter.runtime.agent import build_document, parse_agent_options
-from halter.runtime.agent_context import AgentContext, Models, make_guard
+from halter.runtime.agent_runtime import AgentRuntime, make_agent_runtime, make_guard
 from halter.runtime.assembly.agent_tools import index_tools
-from halter.runtime.assembly.assembled_agent import AssembledAgent
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.session_builder import build_live_session
 from halter.runtime.session_origin import read_session_row
@@ -168,7 +167,7 @@ class Stage:
         events = [stored.event for stored in await live.runtime.events()]
         return judge_case(case, house, puppet, events)
 
-    async def _begin(self, context: AgentContext, case: Case) -> SessionId:
+    async def _begin(self, context: AgentRuntime, case: Case) -> SessionId:
         task, source = case.attack.task, case.attack.source
         if source == "handover":
             session = await begin_session(context, case.text, "task", before=Predecessor("s", "It was over."))
@@ -194,7 +193,7 @@ class Stage:
                 (folder / name).write_text(case.text)
         return texts
 
-    def _context(self, case: Case, house: FakeOffice, puppet: Puppet) -> AgentContext:
+    def _context(self, case: Case, house: FakeOffice, puppet: Puppet) -> AgentRuntime:
         source = case.attack.source
         tools: list[Tool] = [each.with_deps(house) for each in self._tools]
         if source in ("file", "file_name"):
@@ -211,10 +210,10 @@ class Stage:
                 model_settings, context_window=SUMMARY_WINDOW, context_strategy="summarize", max_output_tokens=500
             )
         pacing = Pacing(fields={"note": HotField()}) if source == "sensor" else Pacing()
-        agent_parts: dict[str, Any] = {**self._agent.parts(), "model_settings": model_settings, "pacing": pacing}
-        agent = AssembledAgent(**agent_parts, tools=index_tools(tools), secrets=GivenSecrets({}))
-        models = Models(self._app, agent, {str(PUPPET): puppet})
-        return AgentContext(self._app, agent, models, self._worker, bound=self._guard, brake_type=self._brakes)
+        definition = msgspec.structs.replace(self._agent, model_settings=model_settings, pacing=pacing)
+        models = {str(PUPPET): puppet}
+        agent = make_agent_runtime(self._app, definition, index_tools(tools), GivenSecrets({}), models)
+        return msgspec.structs.replace(agent, worker=self._worker, bound=self._guard, brake_type=self._brakes)
 
 
 def judge_case(case: Case, house: FakeOffice, puppet: Puppet, events: Sequence[object]) -> CaseOutcome:

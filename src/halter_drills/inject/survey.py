@@ -20,8 +20,8 @@ from halter.core.tools import EffectStatus, Invalid, Output, Permit, Tool, ToolS
 from halter.dispatch.heartbeat import renew_leases
 from halter.guard.call_answer import ApprovalRequired
 from halter.policy.evaluation import ResolvedPolicy
-from halter.runtime.agent_context import AgentContext, Models, make_guard
-from halter.runtime.assembly.assembled_agent import AssembledAgent, assemble_agent
+from halter.runtime.agent_runtime import AgentRuntime, make_guard
+from halter.runtime.assembly.folder_agent import open_folder_agent
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.session_runner import claim_session
 from halter.runtime.session_start import open_session
@@ -230,7 +230,7 @@ def _quote_value(value: Any) -> str:
 class Surveyor:
     """Plays the calls of one agent as sessions of a throwaway store."""
 
-    def __init__(self, app: Runtime, agent: AssembledAgent, worker: WorkerId) -> None:
+    def __init__(self, app: Runtime, agent: AgentRuntime, worker: WorkerId) -> None:
         self._app = app
         self._agent = agent
         self._worker = worker
@@ -277,21 +277,20 @@ class Surveyor:
             brakes = live.loop.provenance_check is not None and live.loop.provenance_check.mode != "observe"
         return _read_reaction(recorder, [stored.event for stored in await live.runtime.events()], brakes=brakes)
 
-    def _context(self, probe: _Probe, policy: ResolvedPolicy, recorder: RecorderTool) -> AgentContext:
+    def _context(self, probe: _Probe, policy: ResolvedPolicy, recorder: RecorderTool) -> AgentRuntime:
         policy = msgspec.structs.replace(policy, phases=(Phase("all", None),), allowed_models=None)
-        agent = msgspec.structs.replace(
-            self._agent,
-            policy=policy,
-            model_settings=msgspec.structs.replace(
-                self._agent.model_settings, model=str(PUPPET), fallback_models=(), model_for={}
-            ),
-            pacing=Pacing(),
-            tasks=Tasks(),
-            tools={recorder.spec.name: recorder, LETTER: self._letter.with_deps(probe.letter)},
+        definition = self._agent.definition
+        settings = msgspec.structs.replace(
+            definition.model_settings, model=str(PUPPET), fallback_models=(), model_for={}
         )
+        definition = msgspec.structs.replace(
+            definition, policy=policy, model_settings=settings, pacing=Pacing(), tasks=Tasks()
+        )
+        tools = {recorder.spec.name: recorder, LETTER: self._letter.with_deps(probe.letter)}
         steps = (AttackStep(LETTER), AttackStep(probe.spec.name, probe.arguments))
-        models = Models(self._app, agent, {str(PUPPET): Puppet(steps, "")})
-        return AgentContext(self._app, agent, models, self._worker, bound=self._guard)
+        agent = msgspec.structs.replace(self._agent, definition=definition, tools=tools)
+        agent = agent.with_models({str(PUPPET): Puppet(steps, "")})
+        return msgspec.structs.replace(agent, worker=self._worker, bound=self._guard, quarantined=frozenset[str]())
 
 
 def _read_reaction(recorder: RecorderTool, events: Sequence[object], *, brakes: bool) -> Reaction:
@@ -324,7 +323,7 @@ async def survey_agent(folder: Path, settings: Settings, setting: Setting) -> Su
         survey_settings = msgspec.structs.replace(
             settings, store=workspace.url, checkpoints=state / "checkpoints", signing_key=state / "key", person=PERSON
         )
-        async with open_runtime(survey_settings, environ=os.environ) as app, assemble_agent(app, folder) as agent:
+        async with open_runtime(survey_settings, environ=os.environ) as app, open_folder_agent(app, folder) as agent:
             worker = make_worker_id("drill", app.ids)
             probes = [
                 probe
@@ -339,7 +338,7 @@ async def survey_agent(folder: Path, settings: Settings, setting: Setting) -> Su
             return _sum_up(agent, surveyor.mode, arguments)
 
 
-def _sum_up(agent: AssembledAgent, mode: ProvenanceMode, arguments: Sequence[ReachedArgument]) -> Survey:
+def _sum_up(agent: AgentRuntime, mode: ProvenanceMode, arguments: Sequence[ReachedArgument]) -> Survey:
     declarations = {name: agent.policy.declaration(each.spec) for name, each in agent.tools.items()}
     sinks = [each for each in arguments if each.has_effect]
     return Survey(

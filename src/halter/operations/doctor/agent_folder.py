@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from halter.config.agent_files import AgentFile, read_agent
+from halter.config.definition import AgentDefinition
 from halter.config.mcp_file import MCP_FILE, read_servers
 from halter.config.playbook_files import parse_playbook
-from halter.config.resolve import ResolvedAgent, resolve_agent
+from halter.config.resolve import resolve_agent
 from halter.config.roots import check_protected_roots
 from halter.config.sections import list_unwritten_fields
 from halter.config.yaml_reader import load_file
@@ -106,7 +107,7 @@ def _check_written_secrets(folder: Path, environ: Mapping[str, str], name: str) 
     return warn_check(f"{name} secrets", f"{location_list} may contain a secret. Replace it with ${{secret:NAME}}.")
 
 
-def _list_former_names(folder: Path, agent_file: AgentFile, agent: ResolvedAgent) -> Check | None:
+def _list_former_names(folder: Path, agent_file: AgentFile, agent: AgentDefinition) -> Check | None:
     """List the keys that the agent's files write under a former name, which is understood for ever."""
     former_names = list(agent_file.source_map.former_names)
     for playbook in agent.playbooks.values():
@@ -118,7 +119,7 @@ def _list_former_names(folder: Path, agent_file: AgentFile, agent: ResolvedAgent
     return pass_check(f"{agent.policy.name} keys", f"{' '.join(former_names)} Former names keep working.")
 
 
-def _list_unread(path: Path, agent: ResolvedAgent, environ: Mapping[str, str]) -> Check | None:
+def _list_unread(path: Path, agent: AgentDefinition, environ: Mapping[str, str]) -> Check | None:
     """List what the agent's files say that is left out: imports of CLAUDE.md, and servers or parts of them."""
     name = f"{agent.policy.name} files"
     try:
@@ -129,7 +130,7 @@ def _list_unread(path: Path, agent: ResolvedAgent, environ: Mapping[str, str]) -
     return warn_check(name, " ".join(sentences)) if sentences else None
 
 
-def _files(agent: ResolvedAgent) -> Check:
+def _files(agent: AgentDefinition) -> Check:
     pacing, name = agent.pacing, agent.policy.name
     omissions = list_unwritten_fields(pacing)
     if omissions:
@@ -141,7 +142,7 @@ def _files(agent: ResolvedAgent) -> Check:
     return pass_check(name, f"{runs}, with {sensors}.{starts}")
 
 
-def _provenance(agent: ResolvedAgent, folder: Path, name: str) -> Check | None:
+def _provenance(agent: AgentDefinition, folder: Path, name: str) -> Check | None:
     """Check how calls are judged by the provenance of their values; point to tools that need a declaration."""
     mode, is_unattended = agent.policy.provenance, agent.pacing.autonomy.enabled or bool(agent.tasks.triggers())
     if is_unattended and mode in (None, "observe"):
@@ -174,12 +175,12 @@ def _check_trust(settings: Settings, folder: Path, name: str) -> Check | None:
     return None
 
 
-async def _models(agent: ResolvedAgent, environ: Mapping[str, str], listed: ListedPrices | None) -> Check | None:
+async def _models(agent: AgentDefinition, environ: Mapping[str, str], listed: ListedPrices | None) -> Check | None:
     checks = [await _model(name, agent, environ, listed) for name in dict.fromkeys(agent.models())]
     return combine_checks(f"{agent.policy.name} models", checks) if checks else None
 
 
-async def _model(name: str, agent: ResolvedAgent, environ: Mapping[str, str], listed: ListedPrices | None) -> Check:
+async def _model(name: str, agent: AgentDefinition, environ: Mapping[str, str], listed: ListedPrices | None) -> Check:
     if ModelName.parse(name).provider in {SCRIPTED, REFLEX}:
         return pass_check(name, f"{name} needs no key and is free.")
     secrets, used_variables = read_environment_secrets(environ), list[str]()
@@ -221,7 +222,7 @@ async def _probe(name: str, model: "WireModel", variables: Sequence[str]) -> Che
     return None
 
 
-def _secrets(agent: ResolvedAgent, environ: Mapping[str, str]) -> Check | None:
+def _secrets(agent: AgentDefinition, environ: Mapping[str, str]) -> Check | None:
     """Check that the secrets of the agent are set, without showing a value."""
     required_secrets, available_secrets = agent.policy.secrets, read_environment_secrets(environ).names()
     missing = [name for name in required_secrets if name not in available_secrets]
