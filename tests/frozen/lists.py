@@ -53,8 +53,9 @@ def shape(schema: Schema, within: Schema, path: str, texts: tuple[str, ...] = ()
         if reference not in texts:
             yield from shape(_component(within, reference), within, path, (*texts, reference))
         return
-    for each in (*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())):
+    for each in schema.get("allOf", ()):
         yield from shape(each, within, path, texts)
+    yield from _kinds((*schema.get("anyOf", ()), *schema.get("oneOf", ())), within, path, texts)
     for word in schema.get("enum", [schema["const"]] if "const" in schema else []):
         yield f"{path}: {json.dumps(word)}"
     kinds = schema.get("type", ())
@@ -72,6 +73,15 @@ def shape(schema: Schema, within: Schema, path: str, texts: tuple[str, ...] = ()
     for key, sign in (("items", "[]"), ("additionalProperties", ".*")):
         if isinstance(below := schema.get(key), dict):
             yield from shape(cast("Schema", below), within, path + sign, texts)
+
+
+def _kinds(schemas: Sequence[Schema], within: Schema, path: str, texts: tuple[str, ...]) -> Iterator[str]:
+    """List what several kinds allow. A key is needed if it is needed in each kind that has keys."""
+    kinds = [[*shape(each, within, path, texts)] for each in schemas]
+    with_keys = [kind for kind in kinds if any(line.startswith(f"{path}.") for line in kind)]
+    for line in dict.fromkeys(line for kind in kinds for line in kind):
+        if not line.endswith(f": {NEEDED}") or all(line in kind for kind in with_keys):
+            yield line
 
 
 def _component(within: Schema, reference: str) -> Schema:
