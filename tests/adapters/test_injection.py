@@ -88,7 +88,7 @@ async def test_what_is_erased_makes_it_stricter(desk: Desk) -> None:
         await session.attempt("1", "read_mail")
     store, guard = desk.store(), make_guard(desk)
     async with guard:
-        agent = guard._open_context().agent  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]  A guard shows it to no one else.
+        agent = guard._open_context()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]  A guard shows it to no one else.
     whole, erased = (
         ExternalProvenanceCheck(
             ProvenanceCheck("ask", agent.policy, {name: tool.spec for name, tool in agent.tools.items()})
