@@ -366,12 +366,12 @@ async def test_the_description_of_the_version_is_valid_and_has_its_paths(house: 
 
 
 async def test_a_cookie_alone_changes_nothing_through_a_versioned_path_either(house: House) -> None:
-    before = await house.office.heads()
     async with house.client() as browser:
         entered = await browser.post(
             "/login", data={"token": house.secrets["admin"]}, headers={"Origin": house.base}, follow_redirects=False
         )
         assert entered.status_code == 303
+        before = await house.office.heads()
         answer = await browser.post("/api/v1/halts", json={"scope": "fleet"})
         assert answer.status_code == 403
         foreign = await browser.post(

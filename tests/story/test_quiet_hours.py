@@ -186,6 +186,6 @@ def test_hours_are_within_others_if_every_one_of_them_is(one: tuple[str, str], o
 
 def test_hours_without_an_hour_are_a_sentence() -> None:
     with pytest.raises(
-        ConfigError, match=r"halter\.yaml line 2: `start` and `end` are both 07:00, so no hour is quiet"
+        ConfigError, match=r"halter\.yaml line 2: `policy\.quiet_hours` starts and ends at 07:00, so no hour is quiet"
     ):
         resolve(quiet("07:00", "07:00"))

@@ -329,7 +329,7 @@ def test_a_model_is_looked_up_once() -> None:
 
 ALONE = """
 import sys, threading
-import halter.models.providers as prices
+import halter.models.prices as prices
 from halter.core.usage import ModelName
 assert "genai_prices" not in sys.modules, "the table was imported before it was needed"
 
