@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
-from halter.core.events import SessionStarted
+from halter.core.events import CallSettled, SessionStarted
 from halter.guard.approvals import approve_edited
 from halter.guard.halts import cancel, halt, resume
 from halter.hooks.protocol import HookReply
@@ -30,6 +30,17 @@ async def test_a_harmless_call_is_in_the_journal_before_and_after(world: World, 
         first = (await desk.events())[0].event
         assert isinstance(first, SessionStarted)
         assert (first.kind, first.agent) == ("hooked", AGENT)
+
+
+@pytest.mark.parametrize("jump", [0, 2 * HOUR, -2 * HOUR])
+async def test_a_call_of_seconds_has_a_duration_of_seconds(world: World, tmp_path: Path, jump: int) -> None:
+    async with open_desk(world, tmp_path) as desk:
+        await desk.ask(bash("ls -la"))
+        await world.advance(3 * SECOND)
+        world.clock.set_ahead(jump)
+        await desk.ask(bash_done("ls -la", out="made.txt"))
+        (settled,) = [stored.event for stored in await desk.events() if isinstance(stored.event, CallSettled)]
+        assert settled.duration_ms == {0: 3_000, 2 * HOUR: 7_203_000, -2 * HOUR: 0}[jump]
 
 
 async def test_a_sweep_leaves_a_session_that_waits_for_a_person_to_its_program(world: World, tmp_path: Path) -> None:

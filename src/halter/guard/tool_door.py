@@ -180,7 +180,9 @@ class ToolDoor(Door[_RunningCall, tuple[Output, Sequence[Text]], Answer]):
         result = make_failure(outcome, text, self._redact)
         if outcome == "ok":
             result = ActualResult("ok", body=encode_body(self._redact(text)))
-        effect = RunningEffect(lease, flight, flight.since, (), 0, can_defer=False)
+        # The journal has the time of its start, which a clock that was set back may not have reached.
+        time_since = max(0, self._clock.now() - flight.since)
+        effect = RunningEffect(lease, flight, self._read_monotonic() - time_since, (), 0, can_defer=False)
         return self.make_answer(effect, *await self.record_outcome(effect, result))
 
     async def _complete(self, request: CallRequest, attempt: int) -> CallRequest:
