@@ -183,7 +183,8 @@ class ExternalSession:
         with suppress(LeaseLost):
             await self.runtime.record_recovery()
             if not await self._settle_doubts(flights) or await self.has_open_question():
-                await self.park()
+                if not await self.park():
+                    await self.runtime.release()
                 return False
             await self.end(*(("ERROR", "error") if flights else ("COMPLETED", "idle_timeout")))
             return True

@@ -237,7 +237,7 @@ class SessionWaits(SessionBudget):
         return "timer"
 
     async def record_recovery(self) -> None:
-        """Record that a model answers again."""
+        """Record that the session runs again after trouble: its model answers, or a killed owner was replaced."""
         self._pause_number += 1
         key = f"{self.lease.session}/{self.lease.generation}/recovered/{self._pause_number}"
         await self.commit(lifecycle.wake_session(self.lease, key, "timer", self._inbox_seen, recovered=True))
