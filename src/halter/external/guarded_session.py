@@ -192,7 +192,8 @@ class GuardedSession:
     async def pause(self) -> None:
         """Park the session until a person has decided. Pass its id to `Guard.session` to resume it."""
         if not self._is_parked:
-            self._is_parked = await self._session.park()
+            await self._session.park()
+            self._is_parked = True
 
     async def pause_if_asked(self) -> None:
         """Park the session if a question of it is open: its end would withdraw the question."""

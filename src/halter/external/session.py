@@ -155,13 +155,12 @@ class ExternalSession:
         await self.guard.settle(self.lease, flight, outcome, text)
         await self.catch_up()
 
-    async def park(self) -> bool:
-        """Give up the lease until a person has decided. The next call of the program, or a sweep, resumes the session.
-
-        Returns false if the answer is already there.
-        """
+    async def park(self) -> None:
+        """Give up the lease until a person has decided. The next call of the program, or a sweep, resumes it."""
         row = await self.host.read_row(self.id)
-        return await self.runtime.park("WAITING_FOR_APPROVAL", row.inbox_head)
+        is_parked = await self.runtime.park("WAITING_FOR_APPROVAL", row.inbox_head)
+        if not is_parked:  # The answer has just come.
+            await self.runtime.release()
 
     async def end(self, state: State, reason: TerminalReason) -> None:
         """End the session. A call whose outcome the program did not report is unknown.
@@ -183,8 +182,7 @@ class ExternalSession:
         with suppress(LeaseLost):
             await self.runtime.record_recovery()
             if not await self._settle_doubts(flights) or await self.has_open_question():
-                if not await self.park():
-                    await self.runtime.release()
+                await self.park()
                 return False
             await self.end(*(("ERROR", "error") if flights else ("COMPLETED", "idle_timeout")))
             return True
