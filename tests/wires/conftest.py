@@ -6,7 +6,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pytest
 
@@ -14,6 +14,7 @@ from halter.core.messages import Message, Prompt, Reply, make_user_message
 from halter.core.tools import Permit, ToolSpec
 from halter.core.usage import ModelName
 from halter.models.wire import WireModel
+from halter.spec.models import WireFormat
 from tests.wires.openai_rules import find_code, object_to
 
 Finish = Literal["stop", "calls", "length", "filter"]
@@ -550,7 +551,7 @@ async def provider() -> AsyncIterator[Provider]:
         made.close()
 
 
-@pytest.fixture(params=["openai", "anthropic", "google", "responses"])
+@pytest.fixture(params=get_args(WireFormat))
 def wire(request: pytest.FixtureRequest) -> Any:
     return request.param
 

@@ -81,7 +81,7 @@ def list_halt_rows(scopes: Iterable[str]) -> HaltKeys:
 
 
 def explain_halt(halts: Iterable[HaltRow | None], session: str, now: int) -> str:
-    """Check R5: describe the halt of a scope, or the ramp of a resumed one; empty if neither applies."""
+    """Describe the halt of a scope, or the ramp of a resumed one; empty if neither applies."""
     for row in filter(None, halts):
         if row.halted:
             return f"{row.scope} was halted by {row.by}{': ' + row.reason if row.reason else ''}."

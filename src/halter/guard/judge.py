@@ -2,7 +2,7 @@
 
 The checks have a fixed order:
 
-    R5 halt -> R6 tool, arguments, rate -> provenance -> budget -> approval -> R4 hold
+    halt -> tool, arguments, rate -> provenance -> budget -> approval -> hold
 
 The budget comes before the approval, so that no person is asked about a call that the budget would refuse. A question
 holds the call's maximum cost, like an intent, until the call is admitted or refused.
@@ -166,7 +166,7 @@ def _decide_after_lowered_cap(request: CallRequest, hold: HoldRow, rows: Rows) -
 
 
 def find_refusals(request: CallRequest, rows: Rows) -> Iterator[Deny]:
-    """Check R6 and provenance: yield the refusals of a call, in the order of the checks."""
+    """Yield the refusals of a call, in the order of the checks."""
     if request.flaw is not None:
         yield Deny(*request.flaw)
     if request.rate is not None:

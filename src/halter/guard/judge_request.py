@@ -2,7 +2,7 @@
 
 The checks have a fixed order, as for a call:
 
-    R5 halt -> R6 the model is allowed and priced -> R4 hold -> the model's rate limit
+    halt -> the model is allowed and priced -> hold -> the model's rate limit
 
 The remaining budget is known only under the lock, so the cost is bounded here: the amount checked is the amount held.
 The result is a list of drafts to write: the intent with its hold, a refusal, or a wait for the next minute. It is empty
@@ -220,7 +220,7 @@ def _admit_at_rate(attempt: ModelAttempt, intent: RequestStarted, tokens: int, r
 
 
 def _find_refusals(attempt: ModelAttempt, usd: int | None) -> Iterable[tuple[Outcome, str]]:
-    """Check R6: yield the refusals of a request, in order. `usd` is the rest of the caps; None if no cap binds."""
+    """Yield the refusals of a request, in order. `usd` is the rest of the caps; None if no cap binds."""
     if attempt.flaw is not None:
         yield attempt.flaw
     if isinstance(attempt.rates, Unpriced) and usd is not None:

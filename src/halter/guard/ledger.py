@@ -1,4 +1,4 @@
-"""The budget check (R4): hold money before an effect, settle after it.
+"""The budget check: hold money before an effect, settle after it.
 
 The decisions are pure functions of locked rows. `Ledger` commits them, and waits for a bounded time while other holds
 use the budget.

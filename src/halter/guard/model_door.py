@@ -1,7 +1,7 @@
 """The model door: the only way to ask a model.
 
     1. prepare   without a lock          the model, its price, the tokens of the prompt
-    2. admit     one short transaction   R5 halt -> R6 the model and its price -> R4 hold
+    2. admit     one short transaction   halt -> the model and its price -> hold
     3. ask       no transaction          the model, with a permit and a deadline; a halt cancels it
     4. settle    one transaction         the reply and its true cost
 

@@ -484,7 +484,7 @@ def _find_agreed_rule(
 
 
 def find_tool_flaw(context: SessionContext, spec: ToolSpec) -> tuple[Outcome, str] | None:
-    """Check R6 for the tool itself: it must be enabled, and granted in this phase."""
+    """Check the tool itself: it must be enabled, and granted in this phase."""
     if spec.name in context.policy.disabled:
         return ("disabled", f"{spec.name} is disabled.")
     if spec.name in context.quarantined_tools:

@@ -1,7 +1,7 @@
 """The tool door: the only way to run a tool.
 
     1. prepare   without a lock          the tool, its arguments, level, risk, price, rules, a person's edits
-    2. admit     one short transaction   R5 halt -> R6 grants -> money -> approval -> R4 hold
+    2. admit     one short transaction   the checks in the order of `judge`, and the hold
     3. run       no transaction          the tool, with a permit and a deadline; a halt cancels it
     4. settle    one transaction         the outcome and its true cost
 

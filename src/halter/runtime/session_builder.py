@@ -84,8 +84,8 @@ async def build_live_session(  # noqa: PLR0913 Each is an independent option.
 ) -> LiveSession:
     """Build a live session from its row, under a lease.
 
-    With `answer_tool`, the session ends when the model has called that tool. With `sensor_tools`, which only sensors
-    use, the session is resident. If this process has just started the session, `events` are all of its events. If the
+    With `answer_tool`, the session ends when the model has called that tool. With `sensed`, the tools that only sensors
+    use, the session is resident. If this process has just started the session, `begun` are all of its events. If the
     start is not committed yet, `start_write` is the write that carries it.
     """
     app, store = agent.app, agent.store

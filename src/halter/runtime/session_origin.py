@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class SessionOrigin(msgspec.Struct, frozen=True):
     """The cause of a session, and what follows from it. It is empty if a person started the session.
 
-    `carved_cap` is the cap of a sub-session, and `follows` the session that this one continues. `asker_caps` are the
+    `carved_cap` is the cap of a sub-session, and `follows` the session that this one continues. `caller_caps` are the
     caps of the agents and triggers for which a sub-session works: its spending also counts against them.
     """
 
