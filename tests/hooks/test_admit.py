@@ -1,13 +1,18 @@
 """A call whose effect happens elsewhere: admitted once, settled once, and an approval lets one of them run."""
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from halter.config.agent_files import read_agent
 from halter.config.resolve import resolve_agent
 from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, make_worker_id
+from halter.core.ports import Query
+from halter.core.rows import NO_OWNER, SessionRow
 from halter.core.tools import Tool
 from halter.dispatch.heartbeat import acquire_lease
+from halter.external.host import SessionHost
+from halter.external.session import ExternalSession
 from halter.guard.call_answer import Answer, ApprovalRequired
 from halter.guard.prepare import Call
 from halter.hooks.tools import HookedTool
@@ -52,3 +57,32 @@ async def test_one_approval_admits_one_of_two_calls_that_name_it(world: World, t
         assert [each.outcome for each in answers] == ["ok", "ok"]
         kinds = [event.kind for event in await desk.events("s")]
         assert (kinds.count("call_started"), kinds.count("call_settled")) == (1, 1)
+
+
+class HostBesideAPerson(SessionHost, frozen=True):
+    """A process that reads a session's row just before a person answers."""
+
+    answer: Callable[[], Awaitable[None]]
+
+    async def read_row(self, session: str) -> SessionRow:
+        row = await super().read_row(session)
+        await self.answer()
+        return row
+
+
+async def test_a_session_that_is_answered_while_it_is_parked_keeps_no_owner(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path) as desk:
+        app, folder = desk.app, tmp_path / "hooks" / AGENT
+        secrets, worker = GivenSecrets({}), make_worker_id("w", app.ids)
+        agent = make_agent_runtime(app, resolve_agent(app.fleet, read_agent(folder), folder), {}, secrets)
+        await app.store.commit(start_session(SessionStarted(session="s", agent=AGENT, kind="hooked", started_by="ada")))
+        lease = await acquire_lease(app.store, app.clock, worker, SessionId("s"), 0)
+        assert lease is not None
+        host = HostBesideAPerson(app, worker, lambda: desk.decide("approve"))
+        session = ExternalSession(host, make_guard(app, agent.policy, secrets), lease, agent.make_context("s"))
+        await session.load()
+        tool = HookedTool("Bash", "/x", NO_PROTECTED_PATHS, None).with_risk_level(ARGUMENTS)
+        assert isinstance(await session.judge(Call("s.1", "Bash", ARGUMENTS), tool), ApprovalRequired)
+        await session.park()
+        (row,) = await app.store.ask(Query("session", SessionRow, {"session": "s"}))
+        assert row.owner == NO_OWNER
